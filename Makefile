@@ -1,0 +1,36 @@
+# nightferry: set-up, demo and checks. Every target works from a fresh clone.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check fmt clean
+.DEFAULT_GOAL := check
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --pre 'uring-api'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m demo
+
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -n 2 tests/unit tests/property
+
+test: $(VENV)/.installed
+	$(BIN)/python -m tests.servers.install
+	$(MAKE) check
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10 tests/contract tests/golden tests/integration tests/e2e
+
+fmt: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) demo-site .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,216 @@
+"""The whole tree of errors.
+
+Every error a user can meet is a class here. The class says what the command line exits with, whether a retry
+can help, and what to do about it; the instance says what was being done, to what, and why it failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class NightferryError(Exception):
+    """Base of every error nightferry raises on purpose.
+
+    Args:
+        message: What went wrong, lower case, without a full stop, naming the thing.
+        hint: What to do, one sentence; the class's own hint when empty.
+        operation: What was being done (``stage``, ``restore``, ...).
+        subject: The thing it was done to (a store, an image, a cartridge).
+    """
+
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+    default_hint: ClassVar[str] = "run again with --json and report the error with `nightferry support`"
+
+    def __init__(self, message: str, *, hint: str = "", operation: str = "", subject: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+        self.operation = operation
+        self.subject = subject
+
+    def as_json(self) -> dict[str, object]:
+        """The contract's error document (docs/cli-json.md)."""
+        return {
+            "error": {
+                "exit_code": self.exit_code,
+                "message": self.message,
+                "hint": self.hint,
+                "subject": self.subject,
+            }
+        }
+
+
+class ConfigError(NightferryError):
+    """The site file, the command line or the machine is not as it must be."""
+
+    exit_code = 2
+    default_hint = "correct the site file or the command, then run `nightferry check`"
+
+
+class NotInThisRelease(ConfigError):
+    """Something the contract names and a later release delivers."""
+
+    default_hint = "leave it out; CHANGELOG.md says what each release can do"
+
+
+class SourceError(NightferryError):
+    """A store could not be read as it should; what could be read was kept."""
+
+    exit_code = 3
+    default_hint = "look at the store's per-file outcomes with `nightferry files`, then rerun the backup"
+
+
+class StoreUnreadable(SourceError):
+    """A store could not be read at all, perhaps only for now."""
+
+    retryable = True
+    default_hint = "check that the store is mounted and readable on this node, then rerun the backup"
+
+
+class StagingFull(SourceError):
+    """A store does not fit on the staging disk. Waiting does not make room."""
+
+    default_hint = "free staging (`nightferry status` says what waits for copies) or enlarge the disk"
+
+
+class PartialResult(SourceError):
+    """Everything ran, and something is partial: never green, never silently accepted."""
+
+    default_hint = "look at what was left out; rerun it, or accept it by record"
+
+
+class BusyError(NightferryError):
+    """Another run of the same BACK group, or another user of the same thing, is at work."""
+
+    exit_code = 10
+    default_hint = "wait for the other run to end; `nightferry runs` shows it"
+
+
+class DestinationError(NightferryError):
+    """A destination refused, failed or is short of something."""
+
+    exit_code = 20
+    default_hint = "look at the destination, then run `nightferry copy --missing --to` it"
+
+
+class MediumFull(DestinationError):
+    """The cartridge or folder has no room left."""
+
+    default_hint = "add scratch cartridges or free room at the destination"
+
+
+class WrongCartridge(DestinationError):
+    """The label, the barcode and the catalog do not agree on a cartridge."""
+
+    default_hint = "run `nightferry media show` on both barcodes; nothing was written"
+
+
+class NoScratch(DestinationError):
+    """No cartridge of the pool may be written."""
+
+    default_hint = "put blank cartridges of the pool into the library"
+
+
+class PositionLost(DestinationError):
+    """Where the tape stands is not known any more."""
+
+    retryable = True
+    default_hint = "the drive is reloaded and the label read again; rerun if this repeats"
+
+
+class MediumDamaged(DestinationError):
+    """A cartridge or object cannot be read or written where it should be."""
+
+    default_hint = "retire the cartridge with `nightferry media retire` and re-make its copies"
+
+
+class Unavailable(DestinationError):
+    """The destination does not answer for now."""
+
+    retryable = True
+    default_hint = "what is owed is delivered by the next run; check the destination's mount or network"
+
+
+class CopyMissing(DestinationError):
+    """A copy that the policy asks for is not there."""
+
+    default_hint = "run `nightferry backup --stage two` when the destination is back; it delivers what is owed"
+
+
+class IntegrityError(NightferryError):
+    """Bytes are not what the digests say. Nothing wrong was left looking whole."""
+
+    exit_code = 30
+    default_hint = "restore from another copy with --copy; `nightferry verify` finds every damaged copy"
+
+
+class ProtocolError(NightferryError):
+    """A peer broke the protocol."""
+
+    exit_code = 40
+    default_hint = "run `nightferry support` and look at the peer's log"
+
+
+class ClusterError(NightferryError):
+    """The cluster is not in a state to go on."""
+
+    exit_code = 50
+    default_hint = "look at `nightferry cluster view`"
+
+
+class GateClosed(ClusterError):
+    """The gate does not open: not every store is proven staged."""
+
+    default_hint = "see `nightferry gate show`; then `gate retry`, or `gate approve` with a reason"
+
+
+class MoveFailed(ClusterError):
+    """A group did not arrive where it was sent."""
+
+    default_hint = "look at `nightferry cluster view`, mend the cluster, then rerun the backup"
+
+
+class NotOwner(ClusterError):
+    """This node does not own the disk (any more); nothing was written to it."""
+
+    default_hint = "run on the node that owns the BACK group; `nightferry cluster view` names it"
+
+
+class CatalogError(NightferryError):
+    """The catalog cannot be read or written."""
+
+    exit_code = 60
+    default_hint = "check that the catalog's folder is mounted and writable on this node"
+
+
+class PrefectRequired(NightferryError):
+    """The Prefect server is needed here, and away."""
+
+    exit_code = 70
+    default_hint = "start the server (`prefect server start`) or unset PREFECT_API_URL to use the site's own"
+
+
+class Cancelled(NightferryError):
+    """An operator or a signal asked to stop."""
+
+    exit_code = 130
+    default_hint = "rerun: finished stores are kept, nothing half-written looks whole"
+
+
+_PRECEDENCE = (130, 143, 30, 60, 50, 20, 40, 70, 10, 2, 1, 3)
+
+
+def worst_exit_code(codes: Iterable[int]) -> int:
+    """The one exit code for several outcomes; 0 when there is none.
+
+    The order is the contract's: 130, 30, 60, 50, 20, 40, 10, 3; what it does not name comes where it does
+    least harm.
+    """
+    present = set(codes) - {0}
+    for code in _PRECEDENCE:
+        if code in present:
+            return code
+    return max(present, default=0)
