@@ -1,0 +1,135 @@
+"""The seam of the destination room: what every place that copies go to can do.
+
+A destination moves bytes and side files; it never knows what an image contains. One contract suite
+(tests/contract/test_destination.py) holds every kind to what is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nightferry.model.findings import Finding
+from nightferry.model.records import CartridgeRecord
+from nightferry.progress import Cancel, Progress
+from nightferry.transfer.base import ByteReader
+
+SIDE_FILES = ("index", "chunks", "meta.json")
+"""What stands beside an image's data at every destination, so that each copy describes itself."""
+
+
+class Outgoing(Protocol):
+    """One image on its way out. Reading it checks every chunk against the chunk table first."""
+
+    @property
+    def image(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        """``index``, ``chunks`` and ``meta.json``."""
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        """The image's bytes in pieces of exactly 1 MiB (the last may be shorter), each proved before it is handed out.
+
+        Raises:
+            IntegrityError: a staged chunk is not what its digest says.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a destination says after a whole image arrived. ``location`` is plain JSON."""
+
+    location: dict[str, Any]
+    size_bytes: int
+    lane: str = ""
+    verified: bool = False
+    """True only when the destination's own full checksum equals ours, or every byte was read back."""
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An image that a scan of the destination met. ``meta`` is the text of its ``meta.json``."""
+
+    image: str
+    epoch: int
+    location: dict[str, Any]
+    meta: bytes
+
+
+class Lane(Protocol):
+    """One stream into a destination: a leased drive, or one of a folder's or bucket's parallel writers."""
+
+    @property
+    def name(self) -> str: ...
+
+    def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
+        """Writes the image and its side files, whole or not at all.
+
+        Calling it again for the same image and epoch after an interruption never leaves two whole copies; a leftover
+        of an interrupted epoch is never taken for a whole copy.
+
+        Raises:
+            DestinationError: with ``retryable`` saying whether another try can help.
+            IntegrityError: the staged bytes are damaged; nothing whole was left behind.
+            Cancelled: stopped between two chunks.
+        """
+
+
+class Destination(Protocol):
+    """A place copies go to, opened for one process."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lanes(self) -> int:
+        """How many images can be written at once."""
+
+    def check(self) -> list[Finding]:
+        """What could fail tonight. Writes nothing but a scratch file that it removes."""
+
+    def lane(self, *, progress: Progress, cancel: Cancel) -> AbstractContextManager[Lane]:
+        """Leases a free lane; blocks while all are taken. A drive keeps its cartridge between leases."""
+
+    def find(self, image: str, epoch: int) -> Receipt | None:
+        """A whole copy that an earlier, perhaps interrupted, ``put`` left; None when there is none."""
+
+    def open(self, location: Mapping[str, Any]) -> AbstractContextManager[ByteReader]:
+        """The copy's data for range reads.
+
+        Raises:
+            MediumDamaged: it is not there, or shorter than recorded.
+            Unavailable: the destination does not answer.
+        """
+
+    def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
+        """One of ``SIDE_FILES`` of a copy."""
+
+    def remove(self, location: Mapping[str, Any]) -> None:
+        """Gives a copy's room back (a tape copy's room comes back when its whole cartridge expires)."""
+
+    def scan(self) -> Iterator[Found]:
+        """Every whole copy here, found from the medium alone."""
+
+    def put_catalog(self, name: str, data: bytes) -> None:
+        """Keeps a copy of the catalog; the newest few are kept."""
+
+    def close(self) -> None:
+        """Gives every lease and lock back and unloads what it loaded. May be called twice."""
+
+
+class Register(Protocol):
+    """What a tape library asks of the catalog, handed in by ops: destination and catalog do not know each other."""
+
+    def cartridge(self, barcode: str) -> CartridgeRecord | None: ...
+    def cartridges(self) -> list[CartridgeRecord]: ...
+    def record(self, cartridge: CartridgeRecord, phase: str = "result") -> None: ...
+    def live_images(self, barcode: str) -> list[str]:
+        """Images whose copies on this cartridge are not lost or expired: the cartridge must not be overwritten."""

@@ -1,0 +1,300 @@
+"""What the catalog remembers: frozen records, each the whole truth about its subject at one moment.
+
+A record is never changed. A new event with a newer record of the same subject replaces it (the latest
+sequence wins); the older ones stay readable. Times are aware UTC, digests lower-case hex.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+ImageState = Literal["whole", "partial"]
+CopyState = Literal["writing", "whole", "verified", "suspect", "damaged", "lost"]
+RunState = Literal["staging", "held", "sealed", "streaming", "drained", "ended"]
+CartridgeState = Literal["blank", "appendable", "full", "offsite", "expired", "retired", "cleaning", "foreign"]
+
+
+class Record(BaseModel):
+    """Base of all records. ``kind`` names the catalog's stream it belongs to; ``subject`` its key there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: ClassVar[str]
+
+    @property
+    def subject(self) -> str:
+        raise NotImplementedError
+
+
+class RunRecord(Record):
+    """One run: the work of one window of one BACK group."""
+
+    kind: ClassVar[str] = "run"
+    run: str
+    back_group: str
+    window: str
+    """Local date of the window's start, ``YYYYMMDD``."""
+    state: RunState
+    result: Literal["", "whole", "partial", "failed"] = ""
+    groups: tuple[str, ...]
+    selection: dict[str, tuple[str, ...]]
+    """Storage group → its stores, as fixed when the run began."""
+    level: int = 0
+    node: str
+    """The active node that stages."""
+    started: AwareDatetime
+    ended: AwareDatetime | None = None
+    flow_run: str = ""
+    note: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.run
+
+
+class Outcomes(BaseModel):
+    """How many files of an image came out how; ``whole`` are the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    whole: int = 0
+    vanished: int = 0
+    changed: int = 0
+    unreadable: int = 0
+
+
+class ImageRecord(Record):
+    """One store's backup of one run, immutable once recorded."""
+
+    kind: ClassVar[str] = "image"
+    image: str
+    run: str
+    group: str
+    store: str
+    source_kind: str
+    level: int = 0
+    state: ImageState
+    size_bytes: int
+    """Bytes of the whole tar, as on staging."""
+    payload_bytes: int
+    files: int
+    outcomes: Outcomes = Outcomes()
+    digest: str
+    """BLAKE3 of the chunk table followed by the index's bytes."""
+    index_offset: int
+    index_bytes: int
+    index_digest: str
+    path: str
+    """Below the staging path: ``<group>/<store>/<image>.tar``."""
+    node: str
+    started: AwareDatetime
+    ended: AwareDatetime
+    degraded: bool = False
+    """The throughput fell by more than 10 % over 20 minutes while this was staged."""
+    unbuffered: bool = True
+    rate_bytes_per_s: float = 0.0
+    cpu_s: float = 0.0
+    cpu_system_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        return self.image
+
+
+class FailureRecord(Record):
+    """A store that this run could not stage, and why. A later image of the same run and store outdates it."""
+
+    kind: ClassVar[str] = "failure"
+    run: str
+    group: str
+    store: str
+    error: str
+    hint: str = ""
+    exit_code: int
+    attempts: int = 1
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return f"{self.run}/{self.group}/{self.store}"
+
+
+class SealedStore(BaseModel):
+    """One line of a seal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    group: str
+    store: str
+    state: Literal["whole", "partial", "missing"]
+    image: str = ""
+    size_bytes: int = 0
+    digest: str = ""
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}/{self.store}"
+
+
+class SealRecord(Record):
+    """The manifest of a run's stage one: every due store with size and digest, or why it is missing."""
+
+    kind: ClassVar[str] = "seal"
+    run: str
+    back_group: str
+    number: int
+    """1 for a run's first seal; a seal after `gate retry` has the next number and replaces it."""
+    epoch: int
+    """Owner epoch of the BACK disk when it was sealed."""
+    node: str
+    at: AwareDatetime
+    stores: tuple[SealedStore, ...]
+    digest: str = ""
+    """BLAKE3 of the record's canonical JSON with an empty digest."""
+
+    @property
+    def subject(self) -> str:
+        return self.run
+
+    @property
+    def missing(self) -> tuple[SealedStore, ...]:
+        return tuple(s for s in self.stores if s.state != "whole")
+
+
+class ApprovalRecord(Record):
+    """An operator's word that a run may go on without the named stores being whole."""
+
+    kind: ClassVar[str] = "approval"
+    run: str
+    seal_digest: str
+    stores: tuple[str, ...]
+    """``GROUP/STORE``."""
+    reason: str
+    who: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return f"{self.run}/{self.seal_digest[:16]}/{'+'.join(self.stores)}"
+
+
+class OwnerRecord(Record):
+    """Which node owns a BACK group's disk. The highest epoch wins."""
+
+    kind: ClassVar[str] = "owner"
+    back_group: str
+    epoch: int
+    node: str
+    run: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.back_group
+
+
+class CopyRecord(Record):
+    """An image at one destination. ``epoch`` counts the attempts that began to write there."""
+
+    kind: ClassVar[str] = "copy"
+    image: str
+    destination: str
+    epoch: int
+    state: CopyState
+    run: str
+    location: dict[str, Any] = Field(default_factory=dict)
+    """What the destination needs to find it again; only the destination reads it."""
+    size_bytes: int = 0
+    digest: str = ""
+    lane: str = ""
+    started: AwareDatetime
+    ended: AwareDatetime | None = None
+    verified: AwareDatetime | None = None
+    note: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"{self.image}@{self.destination}#{self.epoch}"
+
+
+class CartridgeRecord(Record):
+    """A cartridge we know."""
+
+    kind: ClassVar[str] = "cartridge"
+    barcode: str
+    destination: str
+    pool: str
+    state: CartridgeState
+    label: str = ""
+    """The label's random id; empty while blank."""
+    used_bytes: int = 0
+    tape_files: int = 0
+    """Tape files written, the label included; the next one is written at this number."""
+    images: tuple[str, ...] = ()
+    at: AwareDatetime
+    note: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"{self.destination}/{self.barcode}"
+
+
+class SelectionRecord(Record):
+    """A storage group's fixed list of stores."""
+
+    kind: ClassVar[str] = "selection"
+    group: str
+    stores: tuple[str, ...]
+    rule: Literal["list", "all"] = "list"
+    at: AwareDatetime
+    who: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
+class FreedRecord(Record):
+    """Staging gave an image's room back, after its copies were verified."""
+
+    kind: ClassVar[str] = "freed"
+    image: str
+    reason: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.image
+
+
+RECORDS: dict[str, type[Record]] = {
+    record.kind: record
+    for record in (
+        RunRecord,
+        ImageRecord,
+        FailureRecord,
+        SealRecord,
+        ApprovalRecord,
+        OwnerRecord,
+        CopyRecord,
+        CartridgeRecord,
+        SelectionRecord,
+        FreedRecord,
+    )
+}
+
+
+class Event(BaseModel):
+    """One line of the catalog's log. ``sequence`` is one total order over the whole catalog."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    sequence: int
+    at: datetime
+    writer: str
+    """``node:pid`` of the process that wrote it."""
+    phase: Literal["intent", "result"]
+    kind: str
+    subject: str
+    body: dict[str, Any]
