@@ -1,0 +1,212 @@
+"""What could fail tonight, found before it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nightferry.errors import NightferryError
+from nightferry.model.findings import Finding
+from nightferry.model.load import LoadedSite
+from nightferry.model.selection import diff
+from nightferry.model.stores import FilesStore, SqliteStore
+from nightferry.ops.opened import OpenSite
+from nightferry.units import format_size
+
+
+def check(loaded: LoadedSite) -> list[Finding]:
+    """Every finding, in the order in which a night would meet them. Changes nothing.
+
+    A site that asks for what this release cannot do gets that one finding for each, and the rest is still looked at
+    where it can be.
+    """
+    undelivered = loaded.site.undelivered()
+    if undelivered:
+        return [
+            Finding("NF-SITE-001", "fail", f"not in this release: {what}", "take it out of the site file")
+            for what in undelivered
+        ]
+    try:
+        opened = OpenSite(loaded)
+    except NightferryError as error:
+        return [Finding("NF-CAT-001", "fail", str(error), error.hint)]
+    with opened:
+        return [
+            *_stores(opened),
+            *_selections(opened),
+            *_staging(opened),
+            *_catalog(opened),
+            *_cluster(opened),
+            *_destinations(opened),
+            *_restore_roots(opened),
+        ]
+
+
+def missing_stores(opened: OpenSite, names: list[str]) -> list[str]:
+    """Those of the stores (``GROUP/STORE``) whose path is not there on this node."""
+    missing = []
+    for name in names:
+        store = opened.site.store(name).store
+        if isinstance(store, FilesStore | SqliteStore) and not os.path.lexists(store.path):
+            missing.append(f"{name} ({store.path})")
+    return missing
+
+
+def _stores(opened: OpenSite) -> Iterator[Finding]:
+    for ref in opened.site.stores:
+        store = ref.store
+        if not isinstance(store, FilesStore | SqliteStore):
+            continue
+        if not os.path.lexists(store.path):
+            yield Finding(
+                "NF-STORE-001",
+                "fail",
+                f"store {ref.name}: {store.path} is not there",
+                "mount it, or correct the store's path",
+            )
+        elif not os.access(store.path, os.R_OK):
+            yield Finding(
+                "NF-STORE-002",
+                "fail",
+                f"store {ref.name}: {store.path} cannot be read by this user",
+                "run as a user that may read it",
+            )
+
+
+def _selections(opened: OpenSite) -> Iterator[Finding]:
+    for group in opened.site.groups:
+        fixed = opened.catalog.selection(group.name)
+        if fixed is None:
+            continue
+        changed = diff(fixed.stores, tuple(s.name for s in group.stores))
+        if changed.added or changed.removed:
+            yield Finding(
+                "NF-SEL-001",
+                "warn",
+                f"storage group {group.name}: the site file's stores differ from the fixed selection "
+                f"(new: {', '.join(changed.added) or 'none'}; gone: {', '.join(changed.removed) or 'none'})",
+                f"`nightferry selection fix {group.name}` takes the new list; until then the fixed one runs",
+            )
+
+
+def _staging(opened: OpenSite) -> Iterator[Finding]:
+    for back_group in opened.site.back_groups:
+        path = Path(back_group.path)
+        if not path.is_dir():
+            yield Finding(
+                "NF-STAGE-001", "fail", f"{back_group.name}: {path} is not there", "mount the BACK group's disk"
+            )
+            continue
+        if not os.access(path, os.W_OK | os.X_OK):
+            yield Finding(
+                "NF-STAGE-002",
+                "fail",
+                f"{back_group.name}: {path} cannot be written by this user",
+                "give the user that runs the backup the folder",
+            )
+            continue
+        if opened.site.staging.unbuffered and not _takes_unbuffered(path):
+            yield Finding(
+                "NF-STAGE-003",
+                "warn",
+                f"{back_group.name}: the file system of {path} refuses unbuffered writing",
+                "stage one will go through the page cache; put staging on ext4 or xfs",
+            )
+        yield from _room(opened, back_group.name, path)
+        for ref in opened.site.stores:
+            if ref.group.back_group == back_group.name and _same_disk(ref.store, path):
+                yield Finding(
+                    "NF-STAGE-005",
+                    "note",
+                    f"store {ref.name} and staging {path} share one file system",
+                    "put staging on disks of its own, or streaming to tape disturbs the store's users",
+                )
+
+
+def _room(opened: OpenSite, back_group: str, path: Path) -> Iterator[Finding]:
+    stat = os.statvfs(path)
+    free = stat.f_bavail * stat.f_frsize
+    free -= opened.site.staging.keep_free_bytes(stat.f_blocks * stat.f_frsize)
+    expected = 0
+    for group in opened.site.groups_of(back_group):
+        for store in group.stores:
+            last = opened.catalog.images(group.name, store.name)
+            expected += last[0].size_bytes if last else 0
+    if expected > free:
+        yield Finding(
+            "NF-STAGE-004",
+            "fail",
+            f"{back_group}: tonight needs about {format_size(expected)}, {format_size(max(free, 0))} may be used",
+            "free staging (deliver what is owed) or enlarge the disk",
+        )
+
+
+def _takes_unbuffered(folder: Path) -> bool:
+    probe = folder / f".nightferry-probe-{os.getpid()}"
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600))
+    except OSError:
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+    return True
+
+
+def _same_disk(store: Any, staging: Path) -> bool:
+    path = getattr(store, "path", None)
+    try:
+        return path is not None and os.stat(path).st_dev == os.stat(staging).st_dev
+    except OSError:
+        return False
+
+
+def _catalog(opened: OpenSite) -> Iterator[Finding]:
+    path = opened.site.catalog_path
+    if not os.access(path, os.W_OK | os.X_OK):
+        yield Finding(
+            "NF-CAT-002", "fail", f"the catalog {path} cannot be written by this user", "give it to the user"
+        )
+
+
+def _cluster(opened: OpenSite) -> Iterator[Finding]:
+    yield from opened.cluster.check()
+    for back_group in opened.site.back_groups:
+        if not opened.site.targets(back_group.name):
+            yield Finding(
+                "NF-CLUSTER-010",
+                "fail",
+                f"{back_group.name} has no passive node to go to",
+                "name a passive node in [cluster] or in the BACK group's targets",
+            )
+
+
+def _destinations(opened: OpenSite) -> Iterator[Finding]:
+    for settings in opened.site.destinations:
+        try:
+            yield from opened.destination(settings.name).check()
+        except NightferryError as error:
+            yield Finding("NF-DEST-001", "fail", f"destination {settings.name}: {error}", error.hint)
+    for group in opened.site.groups:
+        if not group.copies:
+            yield Finding(
+                "NF-DEST-002",
+                "warn",
+                f"storage group {group.name} has no copies: its images stay on staging alone",
+                'name its destinations in copies = ["…"]',
+            )
+
+
+def _restore_roots(opened: OpenSite) -> Iterator[Finding]:
+    for root in opened.site.site.restore_roots:
+        if not Path(root).is_dir():
+            yield Finding(
+                "NF-RESTORE-001", "warn", f"restore root {root} is not there", "make it, or take it out"
+            )
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """2 when something fails, 3 when there are only warnings, else 0."""
+    severities = {f.severity for f in findings}
+    return 2 if "fail" in severities else 3 if "warn" in severities else 0

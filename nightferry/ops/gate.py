@@ -1,0 +1,187 @@
+"""The gate between the stages: it opens on proof, never because time passed.
+
+The seal is written to the BACK disk first and to the catalog second. The gate compares both: a seal that only one
+of them knows, or that they tell differently, keeps it shut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from blake3 import blake3
+
+from nightferry.errors import ConfigError, GateClosed
+from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, SealedStore, SealRecord
+from nightferry.ops.opened import OpenSite, operator
+from nightferry.ops.run import due_stores, set_state
+from nightferry.ops.stage import is_there
+
+GateState = Literal["open", "held", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """What the gate says of a run. ``closed``: stage one is not complete; ``held``: it is, and stores are missing."""
+
+    run: str
+    back_group: str
+    state: GateState
+    seal: SealRecord | None
+    missing: tuple[SealedStore, ...]
+    """Stores neither whole nor approved."""
+    approvals: tuple[ApprovalRecord, ...]
+    reason: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "run": self.run,
+            "back_group": self.back_group,
+            "state": self.state,
+            "seal": self.seal.digest if self.seal else None,
+            "missing": [
+                {"store": m.name, "state": m.state, "reason": m.reason} for m in self.missing
+            ],
+            "approvals": [
+                {"stores": list(a.stores), "reason": a.reason, "who": a.who, "at": a.at.isoformat()}
+                for a in self.approvals
+            ],
+            "reason": self.reason,
+        }
+
+
+def seal_digest(seal: SealRecord) -> str:
+    """BLAKE3 of the seal's canonical JSON with an empty digest field."""
+    return blake3(seal.model_copy(update={"digest": ""}).model_dump_json().encode()).hexdigest()
+
+
+def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
+    """Ends stage one: lists every due store with its image, size and digest, or why it is missing.
+
+    Returns the seal of before when nothing changed, so that an approval of it keeps its meaning.
+
+    Raises:
+        NotOwner: the disk went to another node meanwhile.
+    """
+    opened.catalog.refresh()
+    disk = opened.disk(run.back_group)
+    token = disk.require_owner(run.node)
+    failures = {(f.group, f.store): f for f in opened.catalog.failures(run.run)}
+    lines = []
+    for group, store in due_stores(run):
+        image = next(iter(opened.catalog.images(group, store, run=run.run)), None)
+        failure = failures.get((group, store))
+        if image is not None and is_there(opened, image):
+            lines.append(_line(image))
+        else:
+            reason = failure.error if failure else "not staged yet"
+            lines.append(SealedStore(group=group, store=store, state="missing", reason=reason))
+    before = opened.catalog.seal(run.run)
+    seal = SealRecord(
+        run=run.run,
+        back_group=run.back_group,
+        number=before.number + 1 if before else 1,
+        epoch=token.epoch,
+        node=run.node,
+        at=opened.clock.now(),
+        stores=tuple(lines),
+    )
+    if before is not None and before.stores == seal.stores and before.epoch == seal.epoch:
+        disk.write_seal(before)
+        return before
+    seal = seal.model_copy(update={"digest": seal_digest(seal)})
+    disk.write_seal(seal)
+    opened.catalog.append(seal)
+    return seal
+
+
+def _line(image: ImageRecord) -> SealedStore:
+    counts = image.outcomes
+    reason = "" if image.state == "whole" else (
+        f"{counts.vanished} vanished, {counts.changed} changed, {counts.unreadable} unreadable files"
+    )
+    return SealedStore(
+        group=image.group,
+        store=image.store,
+        state=image.state,
+        image=image.image,
+        size_bytes=image.size_bytes,
+        digest=image.digest,
+        reason=reason,
+    )
+
+
+def look(opened: OpenSite, run: RunRecord) -> GateView:
+    """What the gate says now. Changes nothing."""
+    opened.catalog.refresh()
+    seal = opened.catalog.seal(run.run)
+    if seal is None:
+        return GateView(run.run, run.back_group, "closed", None, (), (), "stage one is not sealed")
+    on_disk = opened.disk(run.back_group).read_seal(run.run)
+    if on_disk is None or on_disk.digest != seal.digest or seal_digest(on_disk) != seal.digest:
+        return GateView(
+            run.run, run.back_group, "closed", seal, (), (), "the seal on the disk is not the catalog's seal"
+        )
+    due = {f"{group}/{store}" for group, store in due_stores(run)}
+    unsealed = due - {line.name for line in seal.stores}
+    if unsealed:
+        return GateView(
+            run.run, run.back_group, "closed", seal, (), (), f"not sealed yet: {', '.join(sorted(unsealed))}"
+        )
+    approvals = tuple(a for a in opened.catalog.approvals(run.run) if a.seal_digest == seal.digest)
+    approved = {store for a in approvals for store in a.stores}
+    missing = tuple(line for line in seal.missing if line.name not in approved)
+    state: GateState = "held" if missing else "open"
+    return GateView(run.run, run.back_group, state, seal, missing, approvals)
+
+
+def require_open(opened: OpenSite, run: RunRecord) -> GateView:
+    """Passes only an open gate; a shut one marks the run ``held``.
+
+    Raises:
+        GateClosed: naming what is missing.
+    """
+    view = look(opened, run)
+    if view.state == "open":
+        return view
+    set_state(opened, run, state="held")
+    named = "; ".join(f"{m.name} is {m.state} ({m.reason})" for m in view.missing)
+    raise GateClosed(
+        f"the gate of {run.back_group} stays shut for run {run.run}: {named or view.reason}",
+        subject=run.run,
+        operation="gate",
+    )
+
+
+def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str) -> ApprovalRecord:
+    """Records an operator's word for the named stores of the run's newest seal.
+
+    Raises:
+        ConfigError: no reason, no seal yet, or a store that the seal does not miss.
+    """
+    if not reason.strip():
+        raise ConfigError("an approval needs a reason", hint="say why with --reason")
+    view = look(opened, run)
+    if view.seal is None:
+        raise ConfigError(
+            f"run {run.run} has no seal to approve", hint="stage one must end first; see `nightferry runs`"
+        )
+    lacking = [line.name for line in view.seal.missing]
+    wrong = [s for s in stores if s not in lacking]
+    if wrong or not stores:
+        raise ConfigError(
+            f"nothing to approve for {', '.join(wrong) or 'no store'}; the seal misses: {', '.join(lacking) or 'nothing'}",
+            subject=run.run,
+        )
+    record = ApprovalRecord(
+        run=run.run,
+        seal_digest=view.seal.digest,
+        stores=tuple(stores),
+        reason=reason,
+        who=operator(),
+        at=opened.clock.now(),
+    )
+    opened.disk(run.back_group).write_approval(record)
+    opened.catalog.append(record)
+    return record

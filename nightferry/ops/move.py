@@ -1,0 +1,109 @@
+"""Moving a BACK group's disk: to the active node for stage one, through the gate to a passive node for stage two."""
+
+from __future__ import annotations
+
+import logging
+
+from nightferry.cluster.disk import OwnerToken
+from nightferry.errors import ClusterError, MoveFailed
+from nightferry.model.records import OwnerRecord, RunRecord
+from nightferry.ops.gate import require_open
+from nightferry.ops.opened import OpenSite
+from nightferry.progress import Cancel, Progress
+
+log = logging.getLogger(__name__)
+
+
+def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: Cancel) -> str:
+    """Brings the disk to the run's active node. Refused while a reader still holds it.
+
+    Raises:
+        BusyError: stage two, a restore or a verify reads from the disk.
+        MoveFailed: the disk did not arrive.
+    """
+    return _move(opened, run.back_group, run.node, run.run, progress=progress, cancel=cancel)
+
+
+def to_passive(
+    opened: OpenSite, run: RunRecord, *, to: str | None = None, progress: Progress, cancel: Cancel
+) -> str:
+    """Hands the disk to a passive node once the gate is open; returns the node.
+
+    Args:
+        opened: The site.
+        run: The sealed run.
+        to: This node; else the first usable one of the BACK group's targets.
+        progress: Is told of the move.
+        cancel: Seen before the move.
+
+    Raises:
+        GateClosed: not every store is proven staged.
+        ClusterError: no passive node is usable.
+        MoveFailed: the disk did not arrive; stage two must not read.
+    """
+    require_open(opened, run)
+    view = opened.cluster.view()
+    targets = [to] if to else [node.name for node in opened.site.targets(run.back_group)]
+    owner = opened.cluster.where(run.back_group)
+    if to is None and owner in targets:
+        targets = [owner]  # a rerun finds the disk where the first try brought it
+    usable = [t for t in targets if (node := view.node(t)) is not None and node.usable]
+    if not usable:
+        raise ClusterError(
+            f"no passive node can take {run.back_group}: {', '.join(targets) or 'none is configured'}",
+            subject=run.back_group,
+            operation="move",
+        )
+    return _move(opened, run.back_group, usable[0], run.run, progress=progress, cancel=cancel)
+
+
+def move_group(
+    opened: OpenSite, back_group: str, to: str, run: str, *, progress: Progress, cancel: Cancel
+) -> str:
+    """The move itself, without the gate: for the way back and for maintenance."""
+    return _move(opened, back_group, to, run, progress=progress, cancel=cancel)
+
+
+def _move(
+    opened: OpenSite, back_group: str, target: str, run: str, *, progress: Progress, cancel: Cancel
+) -> str:
+    disk = opened.disk(back_group)
+    token = disk.owner()
+    known = opened.catalog.owner(back_group)
+    if token is not None and known is not None and known.epoch > token.epoch:
+        raise MoveFailed(
+            f"the disk of {back_group} says epoch {token.epoch}, the catalog {known.epoch}: not the disk we know",
+            hint="check what is mounted there; nothing was moved",
+            subject=back_group,
+        )
+    plan = opened.cluster.plan(back_group, target)
+    if plan.problems:
+        raise MoveFailed(f"{back_group} cannot move to {target}: {'; '.join(plan.problems)}", subject=back_group)
+    if plan.is_noop and token is not None and token.node == target:
+        _remember(opened, back_group, token)
+        return target
+    cancel.check()
+    with disk.exclusive():
+        if not plan.is_noop:
+            progress.say(f"moving {back_group} from {plan.source} to {target}", subject=back_group)
+            opened.cluster.move(plan, run=run, cancel=cancel)
+        if opened.cluster.where(back_group) != target:
+            raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
+        token = disk.take(target, run, expected_epoch=token.epoch if token else 0)
+    _remember(opened, back_group, token)
+    progress.say(f"{back_group} is on {target} (epoch {token.epoch})", subject=back_group)
+    return target
+
+
+def _remember(opened: OpenSite, back_group: str, token: OwnerToken) -> None:
+    known = opened.catalog.owner(back_group)
+    if known is None or (known.epoch, known.node) != (token.epoch, token.node):
+        opened.catalog.append(
+            OwnerRecord(
+                back_group=back_group,
+                epoch=token.epoch,
+                node=token.node,
+                run=token.run,
+                at=opened.clock.now(),
+            )
+        )

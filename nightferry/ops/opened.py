@@ -1,0 +1,203 @@
+"""A site opened for one process: the definition with the doors to catalog, cluster, disks and destinations.
+
+Every verb takes an ``OpenSite``. It is cheap to open, safe to use from several threads, and closed once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from nightferry.catalog.query import Catalog
+from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.cluster.base import Cluster
+from nightferry.cluster.disk import BackDisk
+from nightferry.cluster.local import LocalCluster
+from nightferry.destination.base import Destination
+from nightferry.errors import ClusterError, NotInThisRelease
+from nightferry.model.records import ImageRecord
+from nightferry.model.destinations import Destination as DestinationSettings
+from nightferry.model.destinations import FsspecSettings, TapeSettings
+from nightferry.model.load import LoadedSite
+from nightferry.model.nodes import LocalClusterSettings
+from nightferry.model.site import Site
+from nightferry.model.stores import Group
+from nightferry.ops.register import CatalogRegister
+from nightferry.plan.restore_order import FOLDER_SPEED, TAPE_SPEED, Speed
+from nightferry.plan.staging import CopyPolicy
+from nightferry.transfer.ring import RingSettings
+from nightferry.transfer.throttle import Throttle, Timetable
+
+DEFAULT_STREAMS = 4
+"""Images written to a folder at once when the site file does not say."""
+
+
+class OpenSite:
+    """The site of one process.
+
+    Args:
+        loaded: The site file as read.
+        clock: Handed to everything that waits or stamps.
+    """
+
+    def __init__(self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.loaded = loaded
+        self.site: Site = loaded.site
+        self.clock = clock
+        self.site.require_delivered()
+        self.host = socket.gethostname()
+        self.catalog = Catalog(self.site.catalog_path, node=self.host, clock=clock)
+        self._destinations: dict[str, Destination] = {}
+        self._lock = threading.Lock()
+        self._room_locks: dict[str, threading.Lock] = {}
+        self._throttles: dict[str, Throttle] = {}
+
+    # -- the parts ----------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster driver the site names."""
+        settings = self.site.cluster
+        match settings:
+            case LocalClusterSettings():
+                mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
+                return LocalCluster(
+                    state_path=self.site.cluster_state_path,
+                    nodes=self.site.nodes,
+                    groups=tuple(sorted(mail_groups | {b.name for b in self.site.back_groups})),
+                )
+            case _:
+                raise NotInThisRelease(f"cluster kind {settings.kind!r} is not in this release")
+
+    def active_node(self, back_group: str) -> str:
+        """The node that stages: where the service of the BACK group's storage groups is now.
+
+        Raises:
+            ClusterError: nobody owns it, or its services are on several nodes.
+        """
+        mail_groups = {g.mail_group for g in self.site.groups_of(back_group) if g.mail_group}
+        owners = {self.cluster.where(name) for name in mail_groups}
+        if len(owners) > 1:
+            raise ClusterError(
+                f"the services staged on {back_group} run on several nodes: {', '.join(sorted(owners))}",
+                hint="give each its own BACK group, or bring them to one node",
+                subject=back_group,
+            )
+        return owners.pop() if owners else self.site.active_node.name
+
+    def disk(self, back_group: str) -> BackDisk:
+        """The BACK group's disk, as it is mounted here."""
+        return BackDisk(Path(self.site.back_group(back_group).path))
+
+    def staged_path(self, image: ImageRecord) -> Path:
+        """Where the image lies on staging (whether or not it is still there)."""
+        back_group = self.site.group(image.group).back_group
+        return Path(self.site.back_group(back_group).path) / image.path
+
+    def ring_settings(self) -> RingSettings:
+        """How stage one and restores move bytes."""
+        staging = self.site.staging
+        return RingSettings(
+            buffer_bytes=staging.buffer_bytes, buffers=staging.buffers, unbuffered=staging.unbuffered
+        )
+
+    def room_lock(self, back_group: str) -> threading.Lock:
+        """Held between looking at a disk's free room and reserving a part of it."""
+        with self._lock:
+            return self._room_locks.setdefault(back_group, threading.Lock())
+
+    def destination(self, name: str) -> Destination:
+        """The opened destination; the same object for all threads of this process."""
+        with self._lock:
+            if name not in self._destinations:
+                self._destinations[name] = self._open_destination(self.site.destination(name))
+            return self._destinations[name]
+
+    def close_destination(self, name: str) -> None:
+        """Unloads and unlocks a destination; it is opened again when next asked for."""
+        with self._lock:
+            destination = self._destinations.pop(name, None)
+        if destination is not None:
+            destination.close()
+
+    def throttle(self, destination: str) -> Throttle | None:
+        """The destination's bandwidth timetable, shared by all its lanes; None when it has none."""
+        timetable = self.site.destination(destination).bandwidth
+        if not timetable:
+            return None
+        with self._lock:
+            if destination not in self._throttles:
+                entries = tuple((step.start, step.bytes_per_s or None) for step in timetable)
+                self._throttles[destination] = Throttle(Timetable(entries, self.site.tz), clock=self.clock)
+            return self._throttles[destination]
+
+    @contextmanager
+    def scratch(self, image: ImageRecord) -> Iterator[Path]:
+        """A file below the staging path that is gone afterwards, for an image on its way between destinations."""
+        back_group = self.site.group(image.group).back_group
+        folder = Path(self.site.back_group(back_group).path) / ".nightferry" / "scratch"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{image.image}.{os.getpid()}.tar"
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def policy(self, group: Group) -> CopyPolicy:
+        """Where the storage group's images must be, and how many verified copies let staging free one."""
+        return CopyPolicy(group.copies, group.at_least)
+
+    def speeds(self) -> dict[str, Speed]:
+        """What each destination can be expected to do, to choose where to restore from."""
+        return {
+            d.name: TAPE_SPEED if isinstance(d, TapeSettings) else FOLDER_SPEED for d in self.site.destinations
+        }
+
+    # -- closing ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        for name in list(self._destinations):
+            self.close_destination(name)
+
+    def __enter__(self) -> OpenSite:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_destination(self, settings: DestinationSettings) -> Destination:
+        match settings:
+            case TapeSettings():
+                from nightferry.destination.tape.library import open_virtual_library
+
+                return open_virtual_library(
+                    settings, register=CatalogRegister(self.catalog, settings.name), clock=self.clock
+                )
+            case FsspecSettings():
+                from nightferry.destination.fsspec import FsspecDestination
+
+                return FsspecDestination(settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS)
+            case _:
+                raise NotInThisRelease(f"destination kind {settings.kind!r} is not in this release")
+
+
+def operator() -> str:
+    """Who asks, for records of approvals and expiry: the login name and, under sudo, the one behind it."""
+    import pwd
+
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = str(os.getuid())
+    behind = os.environ.get("SUDO_USER", "")
+    return f"{behind} as {name}" if behind and behind != name else name
+
+
+__all__ = ["OpenSite", "operator"]

@@ -1,0 +1,232 @@
+"""What a night came to, from our own records: the result document, the exit code and the report to read.
+
+Nothing here asks Prefect. The flow takes its state from this, the command line its exit code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from nightferry.errors import worst_exit_code
+from nightferry.model.records import CopyRecord, FailureRecord, ImageRecord, RunRecord
+from nightferry.model.text import safe_markdown
+from nightferry.ops.gate import GateView, look
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.run import due_stores
+from nightferry.units import format_duration, format_size
+
+Outcome = Literal["Completed", "Partial", "GateHeld", "CopyMissing"]
+
+
+@dataclass(frozen=True, slots=True)
+class NightResult:
+    """A run and everything that belongs to it."""
+
+    run: RunRecord
+    images: tuple[ImageRecord, ...]
+    copies: dict[str, tuple[CopyRecord, ...]]
+    """Image → its newest copy at each destination."""
+    failures: tuple[FailureRecord, ...]
+    gate: GateView
+    owner: str
+    missing_copies: tuple[tuple[str, str], ...]
+    """(image, destination) that the policy wants and that are not verified there."""
+    staged_only: bool
+
+    @property
+    def outcome(self) -> Outcome:
+        """The name of the flow's final state."""
+        if self.staged_only:
+            return "Partial" if self._is_partial else "Completed"
+        if self.gate.state != "open":
+            return "GateHeld"
+        if self.missing_copies:
+            return "CopyMissing"
+        return "Partial" if self._is_partial else "Completed"
+
+    @property
+    def _is_partial(self) -> bool:
+        return bool(self.failures) or any(i.state == "partial" for i in self.images)
+
+    @property
+    def exit_code(self) -> int:
+        """The contract's code; of several the gravest."""
+        codes = {"Completed": 0, "Partial": 3, "GateHeld": 50, "CopyMissing": 20}
+        return worst_exit_code([codes[self.outcome], 3 if self._is_partial else 0])
+
+    @property
+    def is_whole(self) -> bool:
+        return self.outcome == "Completed"
+
+    def sentence(self) -> str:
+        """One line for a state's message and a terminal."""
+        size = format_size(sum(i.size_bytes for i in self.images))
+        whole = sum(i.state == "whole" for i in self.images)
+        due = sum(1 for _ in due_stores(self.run))
+        text = f"run {self.run.run}: {whole} of {due} stores whole, {size}"
+        match self.outcome:
+            case "GateHeld":
+                named = ", ".join(f"{m.name} ({m.reason})" for m in self.gate.missing)
+                return f"{text}; the gate is held: {named or self.gate.reason}"
+            case "CopyMissing":
+                owed = ", ".join(f"{image} at {at}" for image, at in self.missing_copies[:4])
+                more = len(self.missing_copies) - 4
+                return f"{text}; owed copies: {owed}" + (f" and {more} more" if more > 0 else "")
+            case "Partial":
+                named = ", ".join(
+                    [f"{f.group}/{f.store}" for f in self.failures]
+                    + [f"{i.group}/{i.store}" for i in self.images if i.state == "partial"]
+                )
+                return f"{text}; partial: {named}"
+        return f"{text}; staged" if self.staged_only else f"{text}, every copy verified"
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's document of ``backup``."""
+        state = "closed" if self.staged_only and self.gate.state == "closed" else self.gate.state
+        return {
+            "run": self.run.run,
+            "state": self.outcome,
+            "result": self.run.result or None,
+            "images": [image_json(i, self.copies.get(i.image, ())) for i in self.images],
+            "gate": state,
+            "gates": [
+                {
+                    "back_group": self.run.back_group,
+                    "state": state,
+                    "missing": [m.name for m in self.gate.missing],
+                    "moved_to": self.owner if self.owner != self.run.node else None,
+                }
+            ],
+            "failed": [
+                {"store": f"{f.group}/{f.store}", "error": f.error, "hint": f.hint, "exit_code": f.exit_code}
+                for f in self.failures
+            ],
+            "missing_copies": [{"image": i, "destination": d} for i, d in self.missing_copies],
+        }
+
+
+def image_json(image: ImageRecord, copies: tuple[CopyRecord, ...] | list[CopyRecord]) -> dict[str, Any]:
+    """The contract's line of ``images``."""
+    return {
+        "image": image.image,
+        "group": image.group,
+        "store": image.store,
+        "run": image.run,
+        "level": image.level,
+        "state": image.state,
+        "size_bytes": image.size_bytes,
+        "files": image.files,
+        "started": image.started.isoformat(),
+        "ended": image.ended.isoformat(),
+        "digest": image.digest,
+        "degraded": image.degraded,
+        "outcomes": image.outcomes.model_dump(),
+        "copies": [{"destination": c.destination, "state": c.state} for c in copies],
+    }
+
+
+def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False) -> NightResult:
+    """Everything the records say of a run, now."""
+    opened.catalog.refresh()
+    run = opened.catalog.run(run.run)
+    due = set(due_stores(run))
+    images = tuple(
+        i for i in reversed(opened.catalog.images(run=run.run)) if (i.group, i.store) in due
+    )
+    copies = {i.image: tuple(opened.catalog.copies(i.image)) for i in images}
+    missing = []
+    for image in images:
+        verified = {c.destination for c in copies[image.image] if c.state == "verified"}
+        missing += [(image.image, d) for d in opened.site.group(image.group).copies if d not in verified]
+    token = opened.disk(run.back_group).owner()
+    return NightResult(
+        run=run,
+        images=images,
+        copies=copies,
+        failures=tuple(f for f in opened.catalog.failures(run.run) if (f.group, f.store) in due),
+        gate=look(opened, run),
+        owner=token.node if token else "",
+        missing_copies=tuple(missing),
+        staged_only=staged_only,
+    )
+
+
+def report_markdown(result: NightResult) -> str:
+    """The night's report, for a Prefect artifact or a mail."""
+    run = result.run
+    lines = [
+        f"# Run {run.run}",
+        "",
+        f"**{result.outcome}** — {safe_markdown(result.sentence())}",
+        "",
+        f"BACK group {run.back_group}, window {run.window}, staged on {run.node}"
+        + (f", streamed from {result.owner}." if result.owner != run.node else "."),
+        "",
+        "| store | result | size | rate | took | files | copies |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
+    for image in result.images:
+        took = (image.ended - image.started).total_seconds()
+        copies = ", ".join(f"{c.destination}: {c.state}" for c in result.copies[image.image]) or "none"
+        state = image.state + (", degraded" if image.degraded else "")
+        lines.append(
+            f"| {image.group}/{image.store} | {state} | {format_size(image.size_bytes)} "
+            f"| {format_size(image.rate_bytes_per_s)}/s | {format_duration(took)} | {image.files} | {copies} |"
+        )
+    for failure in result.failures:
+        lines.append(
+            f"| {failure.group}/{failure.store} | **failed** | | | | | {safe_markdown(failure.error)} |"
+        )
+    if result.gate.approvals:
+        lines += ["", "Approved by an operator:"]
+        for approval in result.gate.approvals:
+            named = ", ".join(approval.stores)
+            lines.append(f"- {named} — {safe_markdown(approval.reason)} ({safe_markdown(approval.who)})")
+    lines += ["", f"What to do: {_what_to_do(result)}", ""]
+    return "\n".join(lines)
+
+
+def _what_to_do(result: NightResult) -> str:
+    match result.outcome:
+        case "GateHeld":
+            return (
+                f"mend what is named above and run `nightferry gate retry {result.run.run}`, "
+                f"or go on without it: `nightferry gate approve {result.run.run} --store G/S --reason TEXT`."
+            )
+        case "CopyMissing":
+            return "bring the destination back; `nightferry backup --stage two` delivers what is owed."
+        case "Partial":
+            return "look at the partial stores with `nightferry files IMAGE`, and rerun them."
+        case "Completed":
+            return "nothing; `nightferry status` says what can be restored."
+
+
+def throughput_png(opened: OpenSite, result: NightResult) -> bytes | None:
+    """The night's throughput, one line per store, as a PNG; None when no samples were kept."""
+    curves: list[tuple[str, list[datetime], list[float]]] = []
+    for image in result.images:
+        samples = opened.catalog.samples(image.image)
+        if len(samples) > 1:
+            times = [datetime.fromtimestamp(s["at_s"], opened.site.tz) for s in samples]
+            rates = [s["rate_bytes_per_s"] / 1e6 for s in samples]
+            curves.append((f"{image.group}/{image.store}", times, rates))
+    if not curves:
+        return None
+    import io
+
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for name, times, rates in curves:
+        axes.plot(times, rates, label=name, linewidth=1.4)
+    axes.set_ylabel("MB/s to staging")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="upper right")
+    axes.set_title(f"Stage one of {result.run.run}", fontsize="medium")
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()

@@ -1,0 +1,298 @@
+"""Bringing back: which image, from which copy, which files, where to.
+
+The copies are tried in the order of their expected time. One that turns out damaged is marked, said, and the next
+one goes on with the files that are not restored yet; nothing half-written is ever left under a real name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nightferry.errors import (
+    BusyError,
+    ConfigError,
+    CopyMissing,
+    DestinationError,
+    IntegrityError,
+    NightferryError,
+)
+from nightferry.image.chunks import CheckedReader
+from nightferry.image.index import Index, IndexRow
+from nightferry.image.reader import ImageReader
+from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.text import safe
+from nightferry.ops.extract import extract, in_place_exchange, store_in_use
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.stream import describe_location, mark_damaged
+from nightferry.ops.tree import Overwrite, RestoreReport, TargetTree
+from nightferry.plan.match import Matcher
+from nightferry.plan.restore_order import STAGING, Choice, choose_copies
+from nightferry.progress import Cancel, Progress
+from nightferry.transfer.base import ByteReader
+from nightferry.transfer.reading import FileReader
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What a restore would do: shown by ``--dry-run``, followed without it."""
+
+    image: ImageRecord
+    places: tuple[Choice, ...]
+    rows: tuple[IndexRow, ...]
+    target: Path
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def bytes_wanted(self) -> int:
+        return sum(row.length for row in self.rows)
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.places[0] if self.places else None
+        parts = first.copy.location.get("parts", []) if first and first.copy else []
+        return {
+            "image": self.image.image,
+            "copy": first.source if first else None,
+            "fallbacks": [p.source for p in self.places[1:]],
+            "cartridges": [p["barcode"] for p in parts],
+            "location": describe_location(first.copy) if first and first.copy else str(self.image.path),
+            "files": len(self.rows),
+            "bytes": self.bytes_wanted,
+            "predicted_s": round(first.expected_s, 1) if first else None,
+            "to": str(self.target),
+        }
+
+
+def find_image(
+    opened: OpenSite, group: str, store: str, *, as_of: datetime | None = None, image: str | None = None
+) -> ImageRecord:
+    """The named image, or the newest one whose start is not later than ``as_of``.
+
+    Raises:
+        ConfigError: no such store or image, or none that early.
+    """
+    opened.site.store(f"{group}/{store}")
+    opened.catalog.refresh()
+    if image is not None:
+        found = opened.catalog.image(image)
+        if (found.group, found.store) != (group, store):
+            raise ConfigError(f"image {image} is of {found.group}/{found.store}, not of {group}/{store}")
+        return found
+    when = as_of or opened.clock.now()
+    newest = opened.catalog.image_as_of(group, store, when)
+    if newest is None:
+        raise ConfigError(
+            f"no whole image of {group}/{store} began by {when.isoformat(timespec='seconds')}",
+            hint=f"`nightferry images --store {group}/{store}` lists what there is; --image names a partial one",
+            subject=f"{group}/{store}",
+        )
+    return newest
+
+
+def places_of(
+    opened: OpenSite, image: ImageRecord, only: str | None = None, *, wanted_bytes: int | None = None
+) -> tuple[Choice, ...]:
+    """Where the image can be read from, the nearest first.
+
+    Raises:
+        ConfigError: ``only`` is not the name of a destination.
+        CopyMissing: there is no readable copy.
+    """
+    staged = not opened.catalog.freed(image.image) and opened.staged_path(image).exists()
+    copies = opened.catalog.copies(image.image)
+    if only == STAGING:
+        copies = []
+    elif only is not None:
+        opened.site.destination(only)
+        copies = [c for c in copies if c.destination == only]
+        staged = False
+    ordered = tuple(choose_copies(image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes))
+    if not ordered:
+        raise CopyMissing(
+            f"no readable copy of image {image.image}" + (f" at {only}" if only else ""),
+            hint=f"`nightferry copies {image.image}` shows where it was",
+            subject=image.image,
+        )
+    return ordered
+
+
+def plan_restore(
+    opened: OpenSite,
+    image: ImageRecord,
+    patterns: Sequence[str],
+    target: Path,
+    *,
+    copy: str | None = None,
+) -> RestorePlan:
+    """Chooses places and rows.
+
+    Raises:
+        ConfigError: a pattern matches nothing.
+        CopyMissing: no readable copy.
+    """
+    rows = tuple(row for row in matching_rows(opened, image, patterns) if row.is_restorable)
+    places = places_of(opened, image, copy, wanted_bytes=sum(row.length for row in rows))
+    return RestorePlan(image, places, rows, target)
+
+
+def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str]) -> Iterator[IndexRow]:
+    """The index rows that the patterns choose; all of them without a pattern.
+
+    Raises:
+        ConfigError: a pattern chooses nothing.
+    """
+    chosen = Matcher(patterns)
+    unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
+    for row in Index.open(opened.catalog.index_path(image.image)):
+        is_directory = row.type == "directory"
+        for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
+            del unmatched[pattern]
+        if chosen.matches(row.path, directory=is_directory):
+            yield row
+    if unmatched:
+        raise ConfigError(
+            f"nothing in image {image.image} matches {', '.join(safe(p) for p in unmatched)}",
+            hint=f"`nightferry files {image.image}` lists what is in it",
+            subject=image.image,
+        )
+
+
+@contextmanager
+def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
+    """The image's bytes at a place, every chunk proved against the catalog's chunk table before it is handed out."""
+    chunks = opened.catalog.chunks(image.image)
+    if place.copy is None:
+        back_group = opened.site.group(image.group).back_group
+        with (
+            opened.disk(back_group).read_lease(f"restore of {image.image}"),
+            FileReader(opened.staged_path(image)) as reader,
+        ):
+            yield CheckedReader(reader, chunks)
+    else:
+        with opened.destination(place.copy.destination).open(place.copy.location) as reader:
+            yield CheckedReader(reader, chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did."""
+
+    plan: RestorePlan
+    copy: str
+    """The place the last file came from."""
+    report: RestoreReport
+    damaged: tuple[str, ...] = ()
+    """Places that were tried before and found damaged or away."""
+    previous: str = ""
+    """After an in-place restore: where the old content lies."""
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.report.collisions or self.report.refused)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "image": self.plan.image.image,
+            "copy": self.copy,
+            "to": str(self.plan.target),
+            "damaged": list(self.damaged),
+            "previous": self.previous or None,
+            **self.report.as_json(),
+        }
+
+
+def restore(
+    opened: OpenSite,
+    plan: RestorePlan,
+    *,
+    overwrite: Overwrite = "never",
+    privileged: bool = False,
+    map_owner: Mapping[str, str] | None = None,
+    progress: Progress,
+    cancel: Cancel,
+) -> Restored:
+    """Follows a plan, place after place until every row is back.
+
+    Raises:
+        IntegrityError: every place gave wrong bytes; what was wrong was not left looking whole.
+        DestinationError: no place could be read.
+        Cancelled: between two pieces.
+    """
+    subject = f"{plan.image.group}/{plan.image.store}"
+    plan.target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    damaged: list[str] = []
+    last: NightferryError | None = None
+    with TargetTree(plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner) as tree:
+        done: set[bytes] = set()
+        for place in plan.places:
+            progress.begin(subject, "restore", plan.bytes_wanted)
+            try:
+                with open_place(opened, plan.image, place) as reader:
+                    image = ImageReader(reader, None)
+                    report = extract(
+                        image,
+                        plan.rows,
+                        tree,
+                        done=done,
+                        progress=progress,
+                        cancel=cancel,
+                        subject=subject,
+                    )
+            except (IntegrityError, DestinationError) as error:
+                last = error
+                damaged.append(place.source)
+                progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)
+                if place.copy is not None and isinstance(error, IntegrityError):
+                    mark_damaged(opened, place.copy, error)
+                continue
+            progress.end(subject, "restored")
+            return Restored(plan, place.source, report, tuple(damaged))
+    progress.end(subject, "failed")
+    if last is None:
+        raise CopyMissing(f"no readable copy of image {plan.image.image}", subject=plan.image.image)
+    raise last
+
+
+def restore_in_place(
+    opened: OpenSite,
+    plan_for: ImageRecord,
+    *,
+    copy: str | None = None,
+    privileged: bool = False,
+    map_owner: Mapping[str, str] | None = None,
+    progress: Progress,
+    cancel: Cancel,
+) -> Restored:
+    """Restores a whole store beside itself, then exchanges the two by rename.
+
+    Raises:
+        BusyError: the store is in use; the message names the processes.
+    """
+    store = opened.site.store(f"{plan_for.group}/{plan_for.store}").store
+    path = Path(store.path)
+    users = store_in_use(path)
+    if users:
+        raise BusyError(
+            f"store {plan_for.group}/{plan_for.store} is in use by {', '.join(users)}",
+            hint="stop what uses it, then restore in place again; or restore elsewhere with --to",
+            subject=f"{plan_for.group}/{plan_for.store}",
+        )
+    beside = path.with_name(f".{path.name}.restoring-{plan_for.run}")
+    if beside.exists():
+        raise ConfigError(
+            f"{beside} is left over from an interrupted restore", hint="look at it, remove it, then restore again"
+        )
+    plan = plan_restore(opened, plan_for, [], beside, copy=copy)
+    done = restore(
+        opened, plan, privileged=privileged, map_owner=map_owner, progress=progress, cancel=cancel
+    )
+    single = beside / path.name
+    is_file = path.is_file() or (not path.exists() and [r.path for r in plan.rows] == [path.name.encode()])
+    previous = in_place_exchange(path, single if is_file else beside, plan_for.run)
+    if is_file:
+        beside.rmdir()
+    return Restored(plan, done.copy, done.report, done.damaged, str(previous) if previous else "")

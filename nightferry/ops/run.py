@@ -1,0 +1,236 @@
+"""A run from its beginning to its end: which window, which stores, what is continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from nightferry.catalog.locks import RunLock
+from nightferry.errors import BusyError, ConfigError
+from nightferry.model.records import RunRecord, SelectionRecord
+from nightferry.ops.opened import OpenSite, operator
+from nightferry.plan.window import night_start, run_name, window_of
+from nightferry.progress import Cancel, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What ``begin_run`` decided. ``how`` is what the operator is told."""
+
+    run: RunRecord
+    how: str
+    finished: bool = False
+
+
+def window_now(opened: OpenSite, back_group: str) -> str:
+    """The window that is running (or ran last) on a BACK group: it begins with its first storage group."""
+    groups = opened.site.groups_of(back_group)
+    if not groups:
+        raise ConfigError(f"no storage group is staged on {back_group}", subject=back_group)
+    return window_of(opened.clock.now(), night_start(g.start for g in groups), opened.site.tz)
+
+
+@contextmanager
+def run_lock(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> Iterator[RunLock]:
+    """Holds the BACK group for this process; the operating system gives it back when the process dies.
+
+    A run of the same window that is at work elsewhere is busy. One of an *older* window (its stage two overran) is
+    treated as ``on_overrun`` says: asked to drain at an image boundary, waited for, or left alone.
+
+    Raises:
+        BusyError: another process runs this window, or ``on_overrun = "skip"``.
+    """
+    window = window_now(opened, back_group)
+    lock = opened.catalog.run_lock(back_group)
+    try:
+        lock.acquire(run="", window=window)
+    except BusyError:
+        holder = lock.holder()
+        policy = opened.site.back_group(back_group).on_overrun
+        if holder is None or holder.window >= window or policy == "skip":
+            raise
+        if policy == "drain":
+            opened.catalog.request_drain(back_group, by=f"window {window}")
+            progress.say(f"asked run {holder.run} of {back_group} to drain", subject=back_group)
+        progress.say(f"waiting for run {holder.run} of {back_group} to give the disk back", subject=back_group)
+        _wait_for(lock, window, opened, cancel)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def _wait_for(lock: RunLock, window: str, opened: OpenSite, cancel: Cancel) -> None:
+    while True:
+        cancel.check()
+        try:
+            lock.acquire(run="", window=window)
+        except BusyError:
+            opened.clock.sleep(1.0)
+        else:
+            opened.catalog.clear_drain(lock.back_group)
+            return
+
+
+def begin_run(
+    opened: OpenSite,
+    back_group: str,
+    *,
+    groups: Sequence[str] | None = None,
+    stores: Sequence[str] | None = None,
+    level: int | None = None,
+    run: str | None = None,
+    new: bool = False,
+    flow_run: str = "",
+) -> Begun:
+    """Continues the window's unfinished run of a BACK group, or starts one. Call it under ``run_lock``.
+
+    Args:
+        opened: The site.
+        back_group: The unit of run, lock, seal, gate and move.
+        groups: Only these storage groups; a run that is continued is extended by them.
+        stores: Only these stores, as ``GROUP/STORE``.
+        level: Only 0 in this release.
+        run: Continue exactly this run.
+        new: Start another run although this window's is finished.
+        flow_run: The Prefect flow run, kept for the report.
+
+    Raises:
+        ConfigError: an unknown name, or a storage group of another BACK group.
+    """
+    if level not in (None, 0):
+        raise ConfigError(f"level {level} is not in this release: every image is level 0")
+    opened.catalog.refresh()
+    wanted = _selection(opened, back_group, groups, stores)
+    if run is not None:
+        found = opened.catalog.run(run)
+        if found.back_group != back_group:
+            raise ConfigError(f"run {run} belongs to {found.back_group}, not to {back_group}", subject=run)
+        return Begun(_extend(opened, found, None, flow_run), f"continuing run {run}")
+    window = window_now(opened, back_group)
+    of_window = [r for r in opened.catalog.runs(back_group) if r.window == window]
+    if of_window and not new:
+        latest = of_window[0]
+        if latest.state != "ended":
+            explicit = wanted if groups or stores else None
+            extended = _extend(opened, latest, explicit, flow_run)
+            return Begun(extended, f"continuing run {latest.run} of this window")
+        if _covers(latest, wanted):
+            return Begun(latest, f"run {latest.run} of this window is finished; repeat it with --new", True)
+    for old in opened.catalog.runs(back_group):
+        if old.state != "ended":
+            opened.catalog.append(
+                old.model_copy(update={"state": "ended", "ended": opened.clock.now(), "result": "partial"})
+            )
+    name = run_name(window, back_group, {r.run for r in opened.catalog.runs(back_group)})
+    record = RunRecord(
+        run=name,
+        back_group=back_group,
+        window=window,
+        state="staging",
+        groups=tuple(wanted),
+        selection=wanted,
+        node=opened.active_node(back_group),
+        started=opened.clock.now(),
+        flow_run=flow_run,
+    )
+    opened.catalog.append(record)
+    return Begun(record, f"started run {name}")
+
+
+def _covers(run: RunRecord, wanted: dict[str, tuple[str, ...]]) -> bool:
+    return all(set(stores) <= set(run.selection.get(group, ())) for group, stores in wanted.items())
+
+
+def _extend(
+    opened: OpenSite, run: RunRecord, wanted: dict[str, tuple[str, ...]] | None, flow_run: str
+) -> RunRecord:
+    selection = dict(run.selection)
+    for group, stores in (wanted or {}).items():
+        had = selection.get(group, ())
+        selection[group] = had + tuple(s for s in stores if s not in had)
+    changed = run.model_copy(
+        update={
+            "selection": selection,
+            "groups": tuple(selection),
+            "state": "staging" if selection != run.selection else run.state,
+            "flow_run": flow_run or run.flow_run,
+            "ended": None,
+            "result": "",
+        }
+    )
+    if run.state == "ended":
+        changed = changed.model_copy(update={"state": "staging"})
+    if changed != run:
+        opened.catalog.append(changed)
+    return changed
+
+
+def _selection(
+    opened: OpenSite, back_group: str, groups: Sequence[str] | None, stores: Sequence[str] | None
+) -> dict[str, tuple[str, ...]]:
+    """Storage group → stores that are asked for, out of the fixed selections."""
+    due = [g.name for g in opened.site.groups_of(back_group)]
+    for name in groups or ():
+        if opened.site.group(name).back_group != back_group:
+            raise ConfigError(f"storage group {name} is not on {back_group}", subject=name)
+    chosen = list(groups) if groups else due
+    if stores and not groups:
+        chosen = list(dict.fromkeys(s.split("/", 1)[0] for s in stores))
+    selection = {}
+    for name in chosen:
+        fixed = fixed_selection(opened, name).stores
+        if stores:
+            asked = [s.split("/", 1)[1] for s in stores if s.split("/", 1)[0] == name and "/" in s]
+            for store in asked:
+                opened.site.store(f"{name}/{store}")
+                if store not in fixed:
+                    raise ConfigError(
+                        f"store {name}/{store} is not in the fixed selection of {name}",
+                        hint=f"see `nightferry selection diff {name}`, then `nightferry selection fix {name}`",
+                    )
+            if not asked:
+                continue
+            fixed = tuple(asked)
+        selection[name] = fixed
+    return selection
+
+
+def fixed_selection(opened: OpenSite, group: str) -> SelectionRecord:
+    """The storage group's fixed list; the first backup fixes it."""
+    known = opened.catalog.selection(group)
+    return known if known is not None else fix_selection(opened, group)
+
+
+def fix_selection(opened: OpenSite, group: str) -> SelectionRecord:
+    """Fixes the list to what the site file names now."""
+    record = SelectionRecord(
+        group=group,
+        stores=tuple(s.name for s in opened.site.group(group).stores),
+        at=opened.clock.now(),
+        who=operator(),
+    )
+    opened.catalog.append(record)
+    return record
+
+
+def due_stores(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """Every (storage group, store) of the run, in the order of the site file."""
+    for group in run.groups:
+        for store in run.selection[group]:
+            yield group, store
+
+
+def set_state(opened: OpenSite, run: RunRecord, **changes: object) -> RunRecord:
+    """Records a new state of the run; returns the newer record."""
+    changed = run.model_copy(update=changes)
+    if changed != run:
+        opened.catalog.append(changed)
+    return changed
+
+
+def end_run(opened: OpenSite, run: RunRecord, result: str) -> RunRecord:
+    """The run's last record."""
+    return set_state(opened, run, state="ended", result=result, ended=opened.clock.now())
+

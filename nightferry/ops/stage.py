@@ -1,0 +1,323 @@
+"""Stage one of one store: source → image on staging → read back → record.
+
+The order of the commits makes every crash harmless. ``<image>.tar.partial`` grows; when it is whole and on the disk,
+its side files are written, then it is renamed, then a sample is read back, and only then the catalog gets its record.
+A rerun returns a recorded image, adopts a renamed one after checking every byte, and removes a partial.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from contextlib import suppress
+from pathlib import Path
+
+from nightferry import __version__
+from nightferry.errors import (
+    IntegrityError,
+    NightferryError,
+    NotOwner,
+    StagingFull,
+)
+from nightferry.image.format import ImageHeader
+from nightferry.image.reader import ImageReader
+from nightferry.image.writer import ImageSummary, ImageWriter
+from nightferry.model.names import image_name
+from nightferry.model.records import FailureRecord, FreedRecord, ImageRecord, ImageState, Outcomes, RunRecord
+from nightferry.model.stores import StoreRef, Tolerate
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.sources import open_source
+from nightferry.progress import Cancel, Progress
+from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.transfer.digest import check_chunk, image_digest
+from nightferry.transfer.direct import DirectWriter, durable_rename
+from nightferry.transfer.meter import Meter
+from nightferry.transfer.reading import FileReader
+from nightferry.units import format_size
+
+log = logging.getLogger(__name__)
+
+
+def stage_store(
+    opened: OpenSite, run: RunRecord, group: str, store: str, *, progress: Progress, cancel: Cancel
+) -> ImageRecord:
+    """Brings one store of a run onto staging, unless it is there already.
+
+    Memory: one ring (``staging.buffers`` × ``staging.buffer_bytes``) and the image's index rows.
+
+    Raises:
+        ConfigError: the store is not in the site file any more, or its path is missing.
+        StoreUnreadable: it cannot be read for now (retryable).
+        StagingFull: it does not fit; its partial is gone.
+        NotOwner: this node does not own the BACK disk.
+        IntegrityError: what was written does not read back.
+        Cancelled: stopped between two buffers; nothing whole was left.
+    """
+    definition = opened.site.store(f"{group}/{store}")
+    image = image_name(run.run, group, store, run.level)
+    require_owner(opened, run)
+    known = opened.catalog.latest(ImageRecord, image)
+    if known is not None and is_there(opened, known):
+        progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
+        return known
+    folder = Path(opened.site.back_group(run.back_group).path) / group / store
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    target = folder / f"{image}.tar"
+    if target.exists():
+        adopted = _adopt(opened, target, progress)
+        if adopted is not None:
+            return adopted
+    record, summary = _write(opened, run, definition, target, progress=progress, cancel=cancel)
+    read_back(target, summary.chunks, opened.site.staging.verify_share, cancel=cancel)
+    _record(opened, record, summary.index, summary.chunks)
+    return record
+
+
+def require_owner(opened: OpenSite, run: RunRecord) -> None:
+    """Raises:
+    NotOwner: the BACK disk's token names another node or a newer epoch than the catalog.
+    """
+    token = opened.disk(run.back_group).owner()
+    if token is None or token.node != run.node:
+        owner = token.node if token else "nobody"
+        raise NotOwner(
+            f"{run.node} does not own the disk of {run.back_group}: its token names {owner}",
+            subject=run.back_group,
+            operation="stage",
+        )
+
+
+def is_there(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
+    if opened.catalog.freed(image.image):
+        return True
+    path = opened.staged_path(image)
+    with suppress(FileNotFoundError):
+        return path.stat().st_size == image.size_bytes and side_path(path, "chunks").exists()
+    return False
+
+
+def side_path(tar: Path, side: str) -> Path:
+    """``x.tar`` → ``x.chunks`` or ``x.meta.json``."""
+    return tar.with_name(tar.name.removesuffix(".tar") + f".{side}")
+
+
+def _write(
+    opened: OpenSite,
+    run: RunRecord,
+    definition: StoreRef,
+    target: Path,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+) -> tuple[ImageRecord, ImageSummary]:
+    subject = definition.name
+    group, store = definition
+    partial = target.with_name(target.name + ".partial")
+    partial.unlink(missing_ok=True)
+    scratch = target.parent / ".scratch"
+    started = opened.clock.now()
+    times = os.times()
+    source = open_source(store, scratch)
+    try:
+        estimate = source.estimate()
+        progress.begin(subject, "stage", estimate.size_bytes)
+        with Meter() as meter:
+            sink = _reserve(opened, run, partial, estimate.size_bytes, meter, cancel, subject)
+            try:
+                header = ImageHeader(
+                    image=target.name.removesuffix(".tar"),
+                    run=run.run,
+                    group=group.name,
+                    store=store.name,
+                    level=run.level,
+                    source_kind=store.kind,
+                    node=run.node,
+                    started=started,
+                    nightferry=__version__,
+                )
+                writer = ImageWriter(sink, header)
+                source.write(writer, progress=progress, cancel=cancel, subject=subject)
+                summary = writer.finish()
+            except BaseException:
+                sink.abort()
+                raise
+    finally:
+        source.close()
+    ended = opened.clock.now()
+    used = os.times()
+    seconds = max((ended - started).total_seconds(), 1e-6)
+    state = judge(summary.outcomes, definition.tolerate)
+    record = ImageRecord(
+        image=header.image,
+        run=run.run,
+        group=group.name,
+        store=store.name,
+        source_kind=store.kind,
+        level=run.level,
+        state=state,
+        size_bytes=summary.size_bytes,
+        payload_bytes=summary.payload_bytes,
+        files=summary.files,
+        outcomes=summary.outcomes,
+        digest=summary.digest,
+        index_offset=summary.index_offset,
+        index_bytes=summary.index_bytes,
+        index_digest=summary.index_digest,
+        path=f"{group.name}/{store.name}/{target.name}",
+        node=run.node,
+        started=started,
+        ended=ended,
+        degraded=meter.is_degraded,
+        unbuffered=sink.unbuffered,
+        rate_bytes_per_s=summary.size_bytes / seconds,
+        cpu_s=used.user - times.user + used.system - times.system,
+        cpu_system_s=used.system - times.system,
+    )
+    if meter.is_degraded:
+        progress.say(f"{subject} slowed down by more than 10 % over 20 minutes: degraded", subject=subject)
+    opened.catalog.keep_samples(record.image, meter.to_json_lines())
+    write_durably(side_path(target, "chunks"), summary.chunks)
+    write_durably(side_path(target, "meta.json"), record.model_dump_json(indent=1).encode() + b"\n")
+    durable_rename(partial, target)
+    progress.end(subject, state)
+    return record, summary
+
+
+def _reserve(
+    opened: OpenSite,
+    run: RunRecord,
+    partial: Path,
+    size_bytes: int,
+    meter: Meter,
+    cancel: Cancel,
+    subject: str,
+) -> DirectWriter:
+    """Looks at the free room and takes it in one step, so that two stores never count on the same room."""
+    with opened.room_lock(run.back_group):
+        room = _free_room(opened, run.back_group)
+        if size_bytes > room:
+            raise StagingFull(
+                f"{subject} needs {format_size(size_bytes)} on {partial.parent.parent.parent}, "
+                f"{format_size(max(room, 0))} may be used",
+                subject=subject,
+                operation="stage",
+            )
+        return DirectWriter(
+            partial, settings=opened.ring_settings(), expected_bytes=size_bytes, meter=meter, cancel=cancel
+        )
+
+
+def _free_room(opened: OpenSite, back_group: str) -> int:
+    """Bytes that may be written to the BACK disk without touching ``keep_free``."""
+    stat = os.statvfs(opened.site.back_group(back_group).path)
+    keep = opened.site.staging.keep_free_bytes(stat.f_blocks * stat.f_frsize)
+    return stat.f_bavail * stat.f_frsize - keep
+
+
+def judge(outcomes: Outcomes, tolerate: Tolerate) -> ImageState:
+    """Whole, or partial when more files came out badly than the storage group tolerates."""
+    exceeded = tolerate.exceeded(
+        vanished=outcomes.vanished, changed=outcomes.changed, unreadable=outcomes.unreadable
+    )
+    return "partial" if exceeded else "whole"
+
+
+def read_back(path: Path, chunks: bytes, share: float, *, cancel: Cancel) -> None:
+    """Reads staged chunks again, past the page cache, and compares them with the chunk table.
+
+    Args:
+        path: The staged image.
+        chunks: Its chunk table.
+        share: How much of it, 0 to 1; a sample always holds the first and the last chunk.
+        cancel: Seen at every chunk.
+
+    Raises:
+        IntegrityError: the disk gave back something else than was written.
+    """
+    if share == 0:
+        return
+    count = len(chunks) // 8
+    numbers = set(range(count))
+    if share < 1:
+        wanted = max(2, round(count * share))
+        numbers = {0, count - 1} | set(random.sample(range(count), min(wanted, count)))
+    with FileReader(path) as reader:
+        for number in sorted(numbers):
+            cancel.check()
+            offset = number * CHUNK_BYTES
+            length = min(CHUNK_BYTES, reader.size_bytes - offset)
+            for data in reader.stream(offset, length):
+                check_chunk(chunks, number, data)
+
+
+def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:
+    """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it fails."""
+    try:
+        record = ImageRecord.model_validate_json(side_path(target, "meta.json").read_bytes())
+        chunks = side_path(target, "chunks").read_bytes()
+        read_back(target, chunks, 1.0, cancel=Cancel())
+        with FileReader(target) as reader:
+            index = ImageReader(reader, chunks).index_bytes()
+        if image_digest(chunks, index) != record.digest:
+            raise IntegrityError(f"{target.name} is not the image its side files describe", subject=record.image)
+    except (OSError, ValueError, NightferryError) as error:
+        progress.say(f"an interrupted image is staged anew: {error}", subject=target.name)
+        remove_staged(target)
+        return None
+    progress.say(f"{record.group}/{record.store} was staged before the interruption", subject=target.name)
+    _record(opened, record, index, chunks)
+    return record
+
+
+def _record(opened: OpenSite, record: ImageRecord, index: bytes, chunks: bytes) -> None:
+    opened.catalog.keep_index(record.image, index, chunks)
+    opened.catalog.append(record)
+    log.info("staged %s: %s, %s", record.image, format_size(record.size_bytes), record.state)
+
+
+def record_failure(
+    opened: OpenSite, run: RunRecord, group: str, store: str, error: BaseException, attempts: int
+) -> FailureRecord:
+    """Remembers why a store of this run is not staged, for the gate and the report."""
+    known = isinstance(error, NightferryError)
+    failure = FailureRecord(
+        run=run.run,
+        group=group,
+        store=store,
+        error=str(error) if known else f"{type(error).__name__}: {error}",
+        hint=error.hint if isinstance(error, NightferryError) else "",
+        exit_code=error.exit_code if isinstance(error, NightferryError) else 1,
+        attempts=attempts,
+        at=opened.clock.now(),
+    )
+    opened.catalog.append(failure)
+    return failure
+
+
+def remove_staged(target: Path) -> None:
+    """Removes an image and its side files from staging; the tar goes first, so that no tar is ever without them."""
+    target.unlink(missing_ok=True)
+    for side in ("chunks", "meta.json"):
+        side_path(target, side).unlink(missing_ok=True)
+
+
+def free_image(opened: OpenSite, image: ImageRecord, reason: str) -> None:
+    """Gives an image's room back; the record of it is written first, so that a crash only leaves bytes too many."""
+    opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=opened.clock.now()))
+    remove_staged(opened.staged_path(image))
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Writes a small file so that it is whole or absent after a crash; mode 0600."""
+    partial = path.with_name(path.name + ".partial")
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    durable_rename(partial, path)

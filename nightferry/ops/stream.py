@@ -1,0 +1,374 @@
+"""Stage two: every staged image to every destination of its policy, proved there, and staging freed.
+
+What is owed is computed from the records, never remembered: an image that lies on staging and lacks a verified copy
+at a destination of its policy. So a night that was cut off, drained or that found a destination away is caught up by
+the next one without anybody keeping a list.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from nightferry.destination.base import Destination, Receipt
+from nightferry.errors import (
+    DestinationError,
+    IntegrityError,
+    MediumDamaged,
+    NightferryError,
+)
+from nightferry.image.reader import ImageReader
+from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.stage import free_image, side_path
+from nightferry.plan.staging import freeable
+from nightferry.progress import Cancel, Progress
+from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.transfer.digest import check_chunk, image_digest
+from nightferry.transfer.reading import FileReader
+from nightferry.transfer.throttle import Throttle
+
+log = logging.getLogger(__name__)
+
+
+class StagedOutgoing:
+    """A staged image on its way out; implements ``destination.base.Outgoing``.
+
+    Memory: the index and the chunk table (8 bytes a MiB) and the reader's two buffers.
+
+    Raises:
+        IntegrityError: the image's side files and its record disagree.
+    """
+
+    def __init__(
+        self,
+        record: ImageRecord,
+        path: Path,
+        *,
+        chunks: bytes | None = None,
+        throttle: Throttle | None = None,
+        cancel: Cancel,
+    ) -> None:
+        self.record = record
+        self._path = path
+        self._throttle = throttle
+        self._cancel = cancel
+        try:
+            self._chunks = side_path(path, "chunks").read_bytes() if chunks is None else chunks
+            with FileReader(path) as reader:
+                index = ImageReader(reader, self._chunks).index_bytes()
+        except FileNotFoundError as error:
+            raise IntegrityError(
+                f"image {record.image} is not on staging: {error.filename} is missing", subject=record.image
+            ) from error
+        if image_digest(self._chunks, index) != record.digest:
+            raise IntegrityError(f"staged image {record.image} is not what was recorded", subject=record.image)
+        meta = record.model_dump_json(indent=1).encode() + b"\n"
+        self._side_files = {"index": index, "chunks": self._chunks, "meta.json": meta}
+
+    @property
+    def image(self) -> str:
+        return self.record.image
+
+    @property
+    def size_bytes(self) -> int:
+        return self.record.size_bytes
+
+    @property
+    def digest(self) -> str:
+        return self.record.digest
+
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        return self._side_files
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        offset = first_chunk * CHUNK_BYTES
+        number = first_chunk
+        with FileReader(self._path) as reader:
+            if reader.size_bytes != self.size_bytes:
+                raise IntegrityError(f"staged image {self.image} changed its size", subject=self.image)
+            for data in _in_chunks(reader.stream(offset, self.size_bytes - offset)):
+                self._cancel.check()
+                check_chunk(self._chunks, number, data)
+                if self._throttle is not None:
+                    self._throttle.take(len(data), self._cancel)
+                yield data
+                number += 1
+
+
+def _in_chunks(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    """Cuts a stream whose pieces are multiples of a chunk (but the last) into chunks."""
+    for piece in pieces:
+        for start in range(0, len(piece), CHUNK_BYTES):
+            yield piece[start : start + CHUNK_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """One copy that is still to be made or proved."""
+
+    image: ImageRecord
+    destination: str
+
+
+def owed(opened: OpenSite, back_group: str) -> list[Owed]:
+    """Every copy that the images on a BACK group's staging still owe; what was owed longest comes first.
+
+    Partial images are owed too once an operator approved them; an image that neither is whole nor approved stays on
+    staging until its run is settled.
+    """
+    opened.catalog.refresh()
+    groups = {g.name: g for g in opened.site.groups_of(back_group)}
+    found = []
+    for image in reversed(opened.catalog.images()):
+        group = groups.get(image.group)
+        if group is None or opened.catalog.freed(image.image) or not opened.staged_path(image).exists():
+            continue
+        if image.state != "whole" and not _approved(opened, image):
+            continue
+        copies = {c.destination: c for c in opened.catalog.copies(image.image)}
+        for destination in group.copies:
+            copy = copies.get(destination)
+            if copy is None or copy.state != "verified":
+                found.append(Owed(image, destination))
+    return found
+
+
+def _approved(opened: OpenSite, image: ImageRecord) -> bool:
+    name = f"{image.group}/{image.store}"
+    return any(name in approval.stores for approval in opened.catalog.approvals(image.run))
+
+
+def stream_image(
+    opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
+) -> CopyRecord:
+    """Makes one verified copy, or finds that it is there already.
+
+    First what an earlier try may have left is looked for at the destination itself; only when it is not there a new
+    epoch begins. The copy is then read back whole: only that makes it ``verified``.
+
+    Raises:
+        DestinationError: ``retryable`` says whether another try can help.
+        IntegrityError: the staged image, or what the destination gave back, is damaged.
+        Cancelled: between two chunks.
+    """
+    opened.catalog.refresh()
+    copy = _arrived(opened, opened.destination(destination), image)
+    if copy is not None:
+        verified = copy.state == "verified"
+        return copy if verified else verify_copy(opened, copy, progress=progress, cancel=cancel)
+    outgoing = StagedOutgoing(
+        image, opened.staged_path(image), throttle=opened.throttle(destination), cancel=cancel
+    )
+    return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
+
+
+def make_copy(
+    opened: OpenSite, outgoing: StagedOutgoing, destination: str, *, progress: Progress, cancel: Cancel
+) -> CopyRecord:
+    """Writes an image to a destination in a new epoch and reads it back; see ``stream_image``."""
+    copy = _put(opened, opened.destination(destination), outgoing, progress=progress, cancel=cancel)
+    return copy if copy.state == "verified" else verify_copy(opened, copy, progress=progress, cancel=cancel)
+
+
+def _arrived(opened: OpenSite, target: Destination, image: ImageRecord) -> CopyRecord | None:
+    """A copy that an earlier try finished, whether or not it lived to record it."""
+    for copy in opened.catalog.all_copies(image.image):
+        if copy.destination != target.name:
+            continue
+        if copy.state in ("verified", "whole"):
+            return copy
+        if copy.state == "writing":
+            receipt = target.find(image.image, copy.epoch)
+            if receipt is not None:
+                return _arrival(opened, copy, receipt)
+    return None
+
+
+def _put(
+    opened: OpenSite, target: Destination, outgoing: StagedOutgoing, *, progress: Progress, cancel: Cancel
+) -> CopyRecord:
+    image = outgoing.record
+    subject = f"{image.group}/{image.store} → {target.name}"
+    with target.lane(progress=progress, cancel=cancel) as lane:
+        epoch = opened.catalog.next_epoch(image.image, target.name)
+        copy = CopyRecord(
+            image=image.image,
+            destination=target.name,
+            epoch=epoch,
+            state="writing",
+            run=image.run,
+            lane=lane.name,
+            started=opened.clock.now(),
+        )
+        opened.catalog.append(copy, "intent")
+        opened.catalog.append(copy)
+        progress.begin(subject, "stream", image.size_bytes)
+        try:
+            receipt = lane.put(outgoing, epoch, progress=Renamed(progress, subject), cancel=cancel)
+        except NightferryError as error:
+            progress.end(subject, "failed")
+            opened.catalog.append(copy.model_copy(update={"note": str(error)[:500]}))
+            raise
+    progress.end(subject, "whole")
+    return _arrival(opened, copy, receipt)
+
+
+def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord:
+    image = opened.catalog.image(copy.image)
+    now = opened.clock.now()
+    arrived = copy.model_copy(
+        update={
+            "state": "verified" if receipt.verified else "whole",
+            "location": receipt.location,
+            "size_bytes": receipt.size_bytes,
+            "digest": image.digest,
+            "lane": receipt.lane or copy.lane,
+            "ended": now,
+            "verified": now if receipt.verified else None,
+            "note": "; ".join(receipt.notes),
+        }
+    )
+    opened.catalog.append(arrived)
+    return arrived
+
+
+class Renamed:
+    """Passes progress on under the op's own subject."""
+
+    def __init__(self, sink: Progress, subject: str) -> None:
+        self._sink = sink
+        self._subject = subject
+
+    def begin(self, subject: str, phase: str, total_bytes: int | None = None) -> None:
+        """The op has begun already."""
+
+    def advance(self, subject: str, done_bytes: int, current: str = "") -> None:
+        self._sink.advance(self._subject, done_bytes, current)
+
+    def end(self, subject: str, result: str) -> None:
+        """The op ends it."""
+
+    def say(self, text: str, subject: str = "") -> None:
+        self._sink.say(text, subject or self._subject)
+
+
+def verify_copy(
+    opened: OpenSite, copy: CopyRecord, *, sample: float = 1.0, progress: Progress, cancel: Cancel
+) -> CopyRecord:
+    """Reads a copy back and compares it with the image's chunk table.
+
+    Args:
+        opened: The site.
+        copy: A copy that is not lost.
+        sample: Share of chunks to read; only a full reading makes a copy ``verified``, a sample leaves its state.
+        progress: Told of every chunk.
+        cancel: Seen at every chunk.
+
+    Returns:
+        The copy's newest record: ``verified``, or as before after a sample.
+
+    Raises:
+        IntegrityError: a chunk is not what it should be; the copy was recorded ``damaged``.
+        MediumDamaged: the destination cannot give it back; recorded ``damaged``.
+    """
+    image = opened.catalog.image(copy.image)
+    chunks = opened.catalog.chunks(copy.image)
+    subject = f"{image.group}/{image.store} at {copy.destination}"
+    progress.begin(subject, "verify", image.size_bytes)
+    try:
+        with opened.destination(copy.destination).open(copy.location) as reader:
+            if reader.size_bytes != image.size_bytes:
+                raise IntegrityError(
+                    f"the copy of {image.image} at {copy.destination} has {reader.size_bytes} bytes, "
+                    f"not {image.size_bytes}",
+                    subject=image.image,
+                )
+            for number in _sampled(len(chunks) // 8, sample):
+                cancel.check()
+                offset = number[0] * CHUNK_BYTES
+                length = min(len(number) * CHUNK_BYTES, image.size_bytes - offset)
+                at = number[0]
+                for data in _in_chunks(reader.stream(offset, length)):
+                    cancel.check()
+                    check_chunk(chunks, at, data)
+                    at += 1
+                    progress.advance(subject, min(at * CHUNK_BYTES, image.size_bytes))
+    except (IntegrityError, MediumDamaged) as error:
+        mark_damaged(opened, copy, error)
+        progress.end(subject, "failed")
+        raise
+    progress.end(subject, "verified" if sample >= 1 else "sampled")
+    if sample < 1:
+        return copy
+    verified = copy.model_copy(update={"state": "verified", "verified": opened.clock.now(), "note": ""})
+    opened.catalog.append(verified)
+    return verified
+
+
+def _sampled(count: int, share: float) -> Iterator[Sequence[int]]:
+    """Runs of chunk numbers to read: one run of all, or single ones spread evenly over the image."""
+    if share >= 1:
+        if count:
+            yield range(count)
+        return
+    step = max(1, round(1 / share)) if share > 0 else count
+    for number in range(0, count, step):
+        yield range(number, number + 1)
+
+
+def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> CopyRecord:
+    """Records that a copy cannot be trusted any more, and why."""
+    damaged = copy.model_copy(update={"state": "damaged", "note": str(error)[:500]})
+    opened.catalog.append(damaged)
+    log.warning("copy of %s at %s is damaged: %s", copy.image, copy.destination, error)
+    return damaged
+
+
+def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) -> list[ImageRecord]:
+    """Frees what staging may give back; see ``plan.staging.freeable`` for the rule."""
+    opened.catalog.refresh()
+    groups = {g.name: g for g in opened.site.groups_of(back_group)}
+    staged = [
+        image
+        for image in opened.catalog.images()
+        if image.group in groups
+        and not opened.catalog.freed(image.image)
+        and opened.staged_path(image).exists()
+    ]
+    copies = {image.image: opened.catalog.copies(image.image) for image in staged}
+    policies = {name: opened.policy(group) for name, group in groups.items()}
+    freed = freeable(staged, copies, policies, needed_bytes=needed_bytes)
+    for image in freed:
+        free_image(opened, image, "its policy's copies are verified")
+    return freed
+
+
+def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
+    """Keeps a copy of the catalog at a destination, so that it survives the catalog's disk; returns its name."""
+    name = f"catalog-{when:%Y%m%dT%H%M%SZ}.parquet"
+    opened.destination(destination).put_catalog(name, opened.catalog.export())
+    return name
+
+
+def describe_location(copy: CopyRecord) -> str:
+    """One line that tells a person where a copy lies."""
+    parts = copy.location.get("parts")
+    if isinstance(parts, list):
+        return ", ".join(f"{p['barcode']} file {p['file']}" for p in parts)
+    return str(copy.location.get("path") or json.dumps(copy.location, sort_keys=True) if copy.location else "")
+
+
+def require_known(copy: CopyRecord) -> None:
+    """Raises:
+    DestinationError: the copy cannot be read at all.
+    """
+    if copy.state in ("lost", "writing"):
+        raise DestinationError(
+            f"the copy of {copy.image} at {copy.destination} is {copy.state}", subject=copy.image
+        )

@@ -1,0 +1,138 @@
+"""Reading copies back on demand, and re-making the ones that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nightferry.errors import (
+    CopyMissing,
+    DestinationError,
+    IntegrityError,
+    NightferryError,
+)
+from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.restore import open_place, places_of
+from nightferry.ops.stream import StagedOutgoing, make_copy, stream_image, verify_copy
+from nightferry.progress import Cancel, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One copy that was read back. ``error`` is empty when every byte read was right."""
+
+    copy: CopyRecord
+    error: str = ""
+    exit_code: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "image": self.copy.image,
+            "destination": self.copy.destination,
+            "state": self.copy.state,
+            "error": self.error or None,
+        }
+
+
+def copies_to_verify(opened: OpenSite, destination: str | None = None) -> list[CopyRecord]:
+    """Every copy that claims to be readable, newest image first."""
+    if destination is not None:
+        opened.site.destination(destination)
+    opened.catalog.refresh()
+    return [
+        copy
+        for image in opened.catalog.images()
+        for copy in opened.catalog.copies(image.image)
+        if copy.state in ("whole", "verified", "suspect", "damaged")
+        and (destination is None or copy.destination == destination)
+    ]
+
+
+def verify_copies(
+    opened: OpenSite,
+    destination: str | None = None,
+    *,
+    sample: float = 1.0,
+    progress: Progress,
+    cancel: Cancel,
+) -> Iterator[Checked]:
+    """Reads copies back one after the other; a damaged one is recorded and the next one goes on."""
+    for copy in copies_to_verify(opened, destination):
+        cancel.check()
+        yield check_one(opened, copy, sample=sample, progress=progress, cancel=cancel)
+
+
+def check_one(
+    opened: OpenSite, copy: CopyRecord, *, sample: float, progress: Progress, cancel: Cancel
+) -> Checked:
+    """One copy's result as a value; only a stop is raised."""
+    try:
+        return Checked(verify_copy(opened, copy, sample=sample, progress=progress, cancel=cancel))
+    except (IntegrityError, DestinationError) as error:
+        opened.catalog.refresh()
+        newest = next(
+            (c for c in opened.catalog.copies(copy.image) if c.destination == copy.destination), copy
+        )
+        return Checked(newest, str(error), error.exit_code)
+
+
+def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
+    """Images whose policy wants a copy at the destination that is not there, or not to be trusted."""
+    opened.site.destination(destination)
+    opened.catalog.refresh()
+    wanted = {g.name for g in opened.site.groups if destination in g.copies}
+    missing = []
+    for image in reversed(opened.catalog.images()):
+        if image.group not in wanted:
+            continue
+        good = any(
+            c.destination == destination and c.state in ("whole", "verified")
+            for c in opened.catalog.copies(image.image)
+        )
+        if not good and _readable_elsewhere(opened, image):
+            missing.append(image)
+    return missing
+
+
+def _readable_elsewhere(opened: OpenSite, image: ImageRecord) -> bool:
+    try:
+        return bool(places_of(opened, image))
+    except CopyMissing:
+        return False
+
+
+def remake_copy(
+    opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
+) -> CopyRecord:
+    """Makes a verified copy at a destination, from staging or from the nearest other copy.
+
+    From another copy the image is first brought to a scratch file below the staging path, so that a slow source never
+    keeps a tape drive stopping and starting, and so that it is proved whole before a byte is written.
+
+    Raises:
+        CopyMissing: the image cannot be read anywhere else.
+        ConfigError: the destination is not in the site file.
+    """
+    opened.site.destination(destination)
+    if not opened.catalog.freed(image.image) and opened.staged_path(image).exists():
+        return stream_image(opened, image, destination, progress=progress, cancel=cancel)
+    last: NightferryError | None = None
+    for place in places_of(opened, image):
+        if place.source == destination:
+            continue
+        with opened.scratch(image) as scratch:
+            try:
+                with open_place(opened, image, place) as reader, scratch.open("wb") as out:
+                    for piece in reader.stream(0, image.size_bytes):
+                        cancel.check()
+                        out.write(piece)
+            except (IntegrityError, DestinationError) as error:
+                last = error
+                progress.say(f"{place.source} cannot give {image.image} back: {error}")
+                continue
+            outgoing = StagedOutgoing(image, scratch, chunks=opened.catalog.chunks(image.image), cancel=cancel)
+            return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
+    if last is not None:
+        raise last
+    raise CopyMissing(f"image {image.image} can be read nowhere but at {destination}", subject=image.image)
