@@ -1,0 +1,31 @@
+"""An operator's word at a held gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.states import State
+
+from blocks.site import Site
+from flows.two_stage import two_stage_backup
+from nightferry.ops import gate
+from tasks.bridge import at_work, opened
+
+
+@flow(name="approve-gate", flow_run_name="approve {run}", persist_result=False)
+def approve_gate(site: Site, run: str, stores: list[str], reason: str) -> State[Any]:
+    """Records that the run may go on without the named stores being whole, then runs the night on.
+
+    Args:
+        site: The site.
+        run: The held run.
+        stores: GROUP/STORE, each one that the seal lacks and that is accepted.
+        reason: Why; kept with the record.
+    """
+    with at_work():
+        here = opened(site)
+        here.catalog.refresh()
+        record = here.catalog.run(run)
+        gate.approve(here, record, stores, reason)
+    return two_stage_backup(site, record.back_group, run=run, stage="two", return_state=True)

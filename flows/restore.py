@@ -1,0 +1,144 @@
+"""Restores asked for in the Prefect UI or by a deployment: only below the site's restore roots."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, Failed, State
+
+from blocks.site import Site
+from nightferry.errors import ConfigError
+from nightferry.model.names import split_store
+from nightferry.model.text import safe_markdown
+from nightferry.ops import restore as ops
+from nightferry.ops.opened import OpenSite
+from nightferry.units import format_size
+from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
+
+
+@flow(name="restore-files", flow_run_name="restore files of {store}", persist_result=False)
+def restore_files(
+    site: Site,
+    store: str,
+    patterns: list[str],
+    to: str,
+    as_of: datetime | None = None,
+    image: str | None = None,
+    copy_from: str | None = None,
+    overwrite: Literal["never", "older"] = "never",
+) -> State[Any]:
+    """Brings files back.
+
+    Args:
+        site: The site.
+        store: GROUP/STORE.
+        patterns: Like .gitignore; a directory means all below it.
+        to: A folder below one of the site's restore roots.
+        as_of: The newest image whose start is not later.
+        image: Exactly this image.
+        copy_from: Only from this destination, or ``staging``.
+        overwrite: What happens to files that are there; ``always`` only on the command line.
+    """
+    return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite)
+
+
+@flow(name="restore-store", flow_run_name="restore {store}", persist_result=False)
+def restore_store(
+    site: Site,
+    store: str,
+    to: str,
+    as_of: datetime | None = None,
+    image: str | None = None,
+    copy_from: str | None = None,
+) -> State[Any]:
+    """Brings a whole store back, beside the living one. In place is for the command line.
+
+    Args:
+        site: The site.
+        store: GROUP/STORE.
+        to: A folder below one of the site's restore roots.
+        as_of: The newest image whose start is not later.
+        image: Exactly this image.
+        copy_from: Only from this destination, or ``staging``.
+    """
+    return _restore(site, store, [], to, as_of, image, copy_from, "never")
+
+
+def below_a_root(here: OpenSite, to: str) -> Path:
+    """The target with every link resolved.
+
+    Raises:
+        ConfigError: it does not lie below one of the site's restore roots.
+    """
+    target = Path(os.path.realpath(to))
+    roots = [Path(os.path.realpath(root)) for root in here.site.site.restore_roots]
+    if not any(target == root or root in target.parents for root in roots):
+        named = ", ".join(str(r) for r in roots) or "none are configured"
+        raise ConfigError(
+            f"{target} is not below a restore root of the site ({named})",
+            hint="choose a folder below one, add a root to the site file, or restore by command line",
+            subject="to",
+        )
+    return target
+
+
+def _restore(
+    site: Site,
+    store: str,
+    patterns: list[str],
+    to: str,
+    as_of: datetime | None,
+    image: str | None,
+    copy_from: str | None,
+    overwrite: Literal["never", "older"],
+) -> State[Any]:
+    with at_work():
+        here = opened(site)
+        below_a_root(here, to)
+        complete = restore_task(site, store, patterns, to, as_of, image, copy_from, overwrite)
+        if not complete:
+            return Failed(name="Partial", message="something was left out; see the report artifact")
+        return Completed(message=f"{store} is back below {to}")
+
+
+@task(name="restore", task_run_name="restore {store}", cache_policy=NO_CACHE, persist_result=False)
+def restore_task(
+    site: Site,
+    store: str,
+    patterns: list[str],
+    to: str,
+    as_of: datetime | None,
+    image: str | None,
+    copy_from: str | None,
+    overwrite: Literal["never", "older"],
+) -> bool:
+    """The restore itself; True when nothing was left out."""
+    here = opened(site)
+    group, name = split_store(store)
+    target = below_a_root(here, to)
+    found = ops.find_image(here, group, name, as_of=as_of, image=image)
+    plan = ops.plan_restore(here, found, patterns, target, copy=copy_from)
+    done = ops.restore(here, plan, overwrite=overwrite, progress=PrefectProgress(), cancel=CANCEL)
+    report = done.report
+    lines = [
+        f"# {safe_markdown(store)} restored",
+        "",
+        f"Image `{found.image}` from **{done.copy}** to `{safe_markdown(str(target))}`: "
+        f"{report.files} files, {format_size(report.bytes)}.",
+    ]
+    if done.damaged:
+        lines.append(f"\nTried before and not usable: {', '.join(done.damaged)}.")
+    for path in report.collisions[:50]:
+        lines.append(f"- is there already, left alone: `{safe_markdown(path)}`")
+    for path, why in report.refused[:50]:
+        lines.append(f"- refused: `{safe_markdown(path)}` — {safe_markdown(why)}")
+    for path, what in report.losses[:50]:
+        lines.append(f"- not kept: `{safe_markdown(path)}` — {safe_markdown(what)}")
+    create_markdown_artifact("\n".join(lines), key="restore", description=f"{store} to {target}")
+    return done.is_complete

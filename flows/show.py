@@ -1,0 +1,28 @@
+"""The night's report in the Prefect UI, made from our own records."""
+
+from __future__ import annotations
+
+import base64
+import logging
+
+from prefect.artifacts import create_image_artifact, create_markdown_artifact
+
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.report import NightResult, report_markdown, throughput_png
+
+log = logging.getLogger(__name__)
+
+
+def show_report(here: OpenSite, result: NightResult) -> None:
+    """A Markdown artifact and the throughput plot. The server may be away: then the log says so, and that is all."""
+    key = f"night-{result.run.back_group.lower()}"
+    try:
+        create_markdown_artifact(report_markdown(result), key=key, description=result.sentence())
+        png = throughput_png(here, result)
+        if png is not None:
+            url = "data:image/png;base64," + base64.b64encode(png).decode()
+            create_image_artifact(
+                image_url=url, key=f"throughput-{result.run.back_group.lower()}", description="Stage one, MB/s"
+            )
+    except Exception as error:  # noqa: BLE001 - a report that cannot be shown does not undo the night
+        log.warning("the report is not shown in Prefect: %s", error)

@@ -1,0 +1,61 @@
+"""Stage one: every store of the run to staging, on the active node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.futures import PrefectFuture, wait
+from prefect.states import Completed, State
+
+from blocks.site import Site
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.run import due_stores
+from nightferry.model.records import RunRecord
+from nightferry.plan.batches import batches
+from nightferry.plan.window import start_delays
+from tasks.bridge import CANCEL, at_work, opened
+from tasks.runner import threads
+from tasks.stage import stage_batch, stage_store
+
+
+def stage_one(site: Site, run: str, *, stagger: bool = True) -> State[Any]:
+    """Runs the flow with as many threads as the site allows streams."""
+    streams = opened(site).site.staging.streams
+    return stage_one_flow.with_options(task_runner=threads(streams))(site, run, stagger, return_state=True)
+
+
+@flow(name="stage-one", flow_run_name="stage one of {run}", persist_result=False)
+def stage_one_flow(site: Site, run: str, stagger: bool = True) -> State[Any]:
+    """A task per store, small stores batched; a store that fails does not stop the others.
+
+    Whether stage one is complete is not decided here: the seal lists what our records and the disk say.
+    """
+    with at_work():
+        here = opened(site)
+        record = here.catalog.run(run)
+        futures: list[PrefectFuture[Any]] = []
+        delays = _delays(here, record) if stagger else {}
+        for group in sorted(record.groups, key=lambda g: delays.get(g, 0.0)):
+            delay_s = delays.get(group, 0.0)
+            stores = [store for g, store in due_stores(record) if g == group]
+            sizes = {store: _last_size(here, group, store) for store in stores}
+            for batch in batches(sizes):
+                if len(batch) == 1:
+                    futures.append(stage_store.submit(site, run, group, batch[0], delay_s))
+                else:
+                    futures.append(stage_batch.submit(site, run, group, list(batch), len(batch), delay_s))
+        wait(futures)
+        CANCEL.check()
+        failed = sum(1 for future in futures if future.state.is_failed())
+        return Completed(message=f"{len(futures) - failed} of {len(futures)} tasks ended well")
+
+
+def _delays(here: OpenSite, run: RunRecord) -> dict[str, float]:
+    starts = {g.name: g.start for g in here.site.groups_of(run.back_group)}
+    return start_delays(starts, here.clock.now(), here.site.tz)
+
+
+def _last_size(here: OpenSite, group: str, store: str) -> int | None:
+    known = here.catalog.images(group, store)
+    return known[0].size_bytes if known else None

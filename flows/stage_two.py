@@ -1,0 +1,103 @@
+"""Stage two: what staging owes, to every destination at once."""
+
+from __future__ import annotations
+
+import contextvars
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from prefect import flow
+from prefect.futures import PrefectFuture, wait
+from prefect.states import Completed, Failed, State
+
+from blocks.site import Site
+from nightferry.errors import NightferryError
+from nightferry.model.records import ImageRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.stream import owed
+from nightferry.plan.balance import longest_first
+from tasks.bridge import CANCEL, at_work, opened
+from tasks.runner import threads
+from tasks.stream import deliver_catalog, free_staging, stream_image
+
+
+@flow(name="stage-two", flow_run_name="stage two of {back_group}", persist_result=False)
+def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]:
+    """One subflow per destination, each with its own threads, so that a slow one never starves another.
+
+    Args:
+        site: The site.
+        back_group: Whose staging is streamed; what older runs still owe goes first.
+        run: Only for the name in the UI.
+    """
+    with at_work():
+        here = opened(site)
+        names = sorted({name for group in here.site.groups_of(back_group) for name in group.copies})
+        with here.disk(back_group).read_lease(f"stage two of {run or back_group}"):
+            with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
+                states = _all_destinations(pool, site, back_group, names)
+            CANCEL.check()
+            free_staging(site, back_group)
+        failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]
+        if failed:
+            return Failed(message=f"copies are missing at {', '.join(failed)}")
+        return Completed(message=f"{', '.join(names) or 'nothing'} done")
+
+
+def _all_destinations(
+    pool: ThreadPoolExecutor, site: Site, back_group: str, names: list[str]
+) -> list[State[Any]]:
+    # The flow's context goes along, so that these runs are its children in the graph.
+    futures = [
+        pool.submit(contextvars.copy_context().run, _to_destination, site, back_group, name) for name in names
+    ]
+    return [future.result() for future in futures]
+
+
+def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
+    here = opened(site)
+    try:
+        lanes = here.destination(destination).lanes
+    except NightferryError as error:
+        return Failed(message=str(error))
+    return to_destination.with_options(task_runner=threads(lanes))(
+        site, back_group, destination, return_state=True
+    )
+
+
+@flow(name="to-destination", flow_run_name="{back_group} to {destination}", persist_result=False)
+def to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
+    """A task per image, as many at once as the destination has lanes; the longest of a run first."""
+    with at_work():
+        here = opened(site)
+        try:
+            futures = _submit(here, site, back_group, destination)
+            wait(futures)
+            CANCEL.check()
+            failed = [f for f in futures if f.state.is_failed()]
+            if any(not f.state.is_failed() for f in futures):
+                deliver_catalog(site, destination, return_state=True)
+        finally:
+            here.close_destination(destination)
+        if failed:
+            return Failed(message=f"{len(failed)} of {len(futures)} copies failed")
+        return Completed(message=f"{len(futures)} copies")
+
+
+def _longest_first(images: list[ImageRecord]) -> list[ImageRecord]:
+    """Drives that take the longest image first end within one image of each other."""
+    by_name = {image.image: image for image in images}
+    return [by_name[name] for name in longest_first({i.image: i.size_bytes for i in images})]
+
+
+def _submit(here: OpenSite, site: Site, back_group: str, destination: str) -> list[PrefectFuture[Any]]:
+    mine = [o.image for o in owed(here, back_group) if o.destination == destination]
+    by_run: dict[str, list[ImageRecord]] = {}
+    for image in mine:
+        by_run.setdefault(image.run, []).append(image)
+    return [
+        stream_image.submit(site, image.image, image.group, image.store, destination)
+        for images in by_run.values()
+        for image in _longest_first(images)
+    ]
+

@@ -1,0 +1,49 @@
+"""Reading copies back on a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, Failed, State
+
+from blocks.site import Site
+from nightferry.ops import verify
+from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
+
+
+@flow(name="verify-copies", flow_run_name="verify copies", persist_result=False)
+def verify_copies(site: Site, destination: str | None = None, sample_percent: float = 100.0) -> State[Any]:
+    """Reads copies back and compares them with their chunk tables; only a full reading makes one verified.
+
+    Args:
+        site: The site.
+        destination: Only this one; empty: all.
+        sample_percent: Share of each copy to read.
+    """
+    with at_work():
+        here = opened(site)
+        try:
+            bad = read_back(site, destination, sample_percent)
+        finally:
+            for settings in here.site.destinations:
+                here.close_destination(settings.name)
+        if bad:
+            return Failed(name="Partial", message=f"{bad} copies cannot be trusted")
+        return Completed(message="every copy read back is right")
+
+
+@task(name="read back", cache_policy=NO_CACHE, persist_result=False)
+def read_back(site: Site, destination: str | None, sample_percent: float) -> int:
+    """Returns how many copies were not right; the table artifact names them."""
+    here = opened(site)
+    rows = [
+        checked.as_json()
+        for checked in verify.verify_copies(
+            here, destination, sample=sample_percent / 100, progress=PrefectProgress(), cancel=CANCEL
+        )
+    ]
+    create_table_artifact(rows, key="verify", description=f"{len(rows)} copies read back")
+    return sum(1 for row in rows if row["error"])
