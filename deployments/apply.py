@@ -1,0 +1,290 @@
+"""Publishes a site to Prefect: the block, the work pool with a queue per node, and the deployments with schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import get_current_settings
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.process import ProcessWorker
+
+import flows
+from blocks.site import Site
+from nightferry.errors import ConfigError
+from nightferry.model.load import LoadedSite
+from nightferry.model.site import Site as SiteModel
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One deployment as it will be. ``schedules``: slug → (cron line, parameters)."""
+
+    entrypoint: str
+    flow_name: str
+    name: str
+    description: str
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    schedules: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.flow_name}/{self.name}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "deployment": self.full_name,
+            "entrypoint": self.entrypoint,
+            "schedules": [{"slug": slug, "cron": cron} for slug, (cron, _) in self.schedules.items()],
+        }
+
+
+def document_name(site: SiteModel) -> str:
+    """The block document's name; Prefect wants lower case."""
+    return site.site.name.lower().replace("_", "-")
+
+
+def pool_name(site: SiteModel) -> str:
+    """The site's work pool."""
+    return f"nightferry-{document_name(site)}"
+
+
+def plan_deployments(site: SiteModel) -> list[Planned]:
+    """Every flow of this release as a deployment of the site. Pure."""
+    name = document_name(site)
+    back_groups = [b.name for b in site.back_groups]
+    stores = [ref.name for ref in site.stores]
+    groups = [g.name for g in site.groups]
+    destinations = [d.name for d in site.destinations]
+    nodes = [n.name for n in site.nodes]
+    only = {"back_group": back_groups[0]} if len(back_groups) == 1 else {}
+    nights = {}
+    for back_group in back_groups:
+        of_group = site.groups_of(back_group)
+        if of_group:
+            start = of_group[0].start
+            nights[back_group.lower()] = (f"{start.minute} {start.hour} * * *", {"back_group": back_group})
+    return [
+        Planned(
+            "flows.two_stage.two_stage_backup",
+            "two-stage-backup",
+            name,
+            "One night of a BACK group: stage one, gate, move, stage two.",
+            {"back_group": back_groups, "groups[]": groups, "stores[]": stores, "accept_partial[]": stores},
+            only,
+            nights,
+        ),
+        Planned(
+            "flows.stage_one.stage_one_flow",
+            "stage-one",
+            name,
+            "Only stage one's tasks of a run that exists.",
+        ),
+        Planned(
+            "flows.move_group.move_group",
+            "move-group",
+            name,
+            "The gated move of a BACK group's disk to a passive node.",
+            {"back_group": back_groups, "to": nodes},
+            only,
+        ),
+        Planned(
+            "flows.stage_two.stage_two",
+            "stage-two",
+            name,
+            "Delivers what a BACK group's staging owes.",
+            {"back_group": back_groups},
+            only,
+        ),
+        Planned(
+            "flows.gate.approve_gate",
+            "approve-gate",
+            name,
+            "An operator's word at a held gate; the night then goes on.",
+            {"stores[]": stores},
+        ),
+        Planned(
+            "flows.restore.restore_files",
+            "restore-files",
+            name,
+            "Brings files back below a restore root.",
+            {"store": stores, "copy_from": [*destinations, "staging"]},
+        ),
+        Planned(
+            "flows.restore.restore_store",
+            "restore-store",
+            name,
+            "Brings a whole store back below a restore root.",
+            {"store": stores, "copy_from": [*destinations, "staging"]},
+        ),
+        Planned(
+            "flows.verify.verify_copies",
+            "verify-copies",
+            name,
+            "Reads copies back.",
+            {"destination": destinations},
+        ),
+    ]
+
+
+def load_flow(entrypoint: str) -> Flow[..., Any]:
+    """``flows.two_stage.two_stage_backup`` → the flow object."""
+    module, _, attribute = entrypoint.rpartition(".")
+    loaded = getattr(import_module(module), attribute)
+    if not isinstance(loaded, Flow):
+        raise ConfigError(f"{entrypoint} is not a flow")
+    return loaded
+
+
+def schema_with_choices(loaded: Flow[..., Any], choices: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The flow's parameter schema with the site's names as choices, so that the run form has pickers.
+
+    A key ending in ``[]`` means the items of a list parameter.
+    """
+    schema: dict[str, Any] = parameter_schema(loaded).model_dump(exclude_unset=True)
+    for key, values in choices.items():
+        if not values:
+            continue
+        target = schema["properties"][key.removesuffix("[]")]
+        kind = "array" if key.endswith("[]") else "string"
+        options = [target, *target.get("anyOf", [])]
+        for option in options:
+            if option.get("type") == kind:
+                place = option["items"] if kind == "array" else option
+                place["enum"] = list(values)
+    return schema
+
+
+def require_own_flows() -> None:
+    """Raises:
+    ConfigError: another package called ``flows`` shadows ours on this machine.
+    """
+    found = Path(flows.__file__ or "").resolve()
+    expected = Path(import_module("nightferry").__file__ or "").resolve().parent.parent / "flows" / "__init__.py"
+    if found != expected:
+        raise ConfigError(
+            f"the package flows is {found}, not nightferry's",
+            hint="run from a folder that has no flows/ of its own",
+            subject="flows",
+        )
+
+
+def require_guarded_api() -> None:
+    """Raises:
+    ConfigError: the API can be reached from other machines and asks nobody who they are.
+    """
+    settings = get_current_settings()
+    url = settings.api.url or ""
+    host = urlsplit(url).hostname or ""
+    loopback = host in ("localhost", "::1") or host.startswith("127.")
+    if not loopback and not settings.api.key and not settings.api.auth_string:
+        raise ConfigError(
+            f"the Prefect API at {host} is not on loopback and no key or auth string is set for it",
+            hint="whoever reaches it commands the workers: set PREFECT_API_AUTH_STRING or PREFECT_API_KEY",
+            subject="PREFECT_API_URL",
+        )
+
+
+def publish(loaded: LoadedSite) -> Site:
+    """Saves the site file's text as the block.
+
+    Raises:
+        ConfigError: the block was edited in the UI since it was published.
+    """
+    name = document_name(loaded.site)
+    try:
+        known: Site | None = Site.of(name)
+    except ConfigError:
+        known = None
+    if known is not None and known.published and known.digest != known.published:
+        raise ConfigError(
+            f"the block nightferry-site/{name} was edited in the Prefect UI",
+            hint="carry the edit into the site file, delete the block, then deploy again",
+            subject=name,
+        )
+    block = Site(text=loaded.text, published=loaded.digest)
+    block.save(name, overwrite=True)
+    return block
+
+
+def apply(loaded: LoadedSite) -> list[Planned]:
+    """Publishes block, pool, queues and deployments; running it again changes only what differs.
+
+    Raises:
+        ConfigError: see ``publish``, ``require_own_flows`` and ``require_guarded_api``.
+    """
+    loaded.site.require_delivered()
+    require_own_flows()
+    require_guarded_api()
+    try:
+        Site.register_type_and_schema()
+        publish(loaded)
+        planned = plan_deployments(loaded.site)
+        with get_client(sync_client=True) as client:
+            _pool(client, loaded.site)
+            for deployment in planned:
+                _deploy(client, loaded.site, deployment)
+    except (PrefectHTTPStatusError, httpx.HTTPError) as error:
+        raise ConfigError(f"the Prefect server refused: {error}") from error
+    return planned
+
+
+def _pool(client: SyncPrefectClient, site: SiteModel) -> None:
+    name = pool_name(site)
+    try:
+        client.read_work_pool(name)
+    except ObjectNotFound:
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=name,
+                type="process",
+                description=f"nightferry site {site.site.name}",
+                base_job_template=ProcessWorker.get_default_base_job_template(),
+            )
+        )
+    for node in site.nodes:
+        try:
+            client.create_work_queue(name=node.name.lower(), work_pool_name=name)
+        except ObjectAlreadyExists:
+            continue
+
+
+def _deploy(client: SyncPrefectClient, site: SiteModel, planned: Planned) -> None:
+    loaded = load_flow(planned.entrypoint)
+    reference = {"$ref": {"block_document_slug": f"{Site.get_block_type_slug()}/{document_name(site)}"}}
+    schedules = [
+        DeploymentScheduleCreate(
+            schedule=CronSchedule(cron=cron, timezone=site.site.timezone),
+            parameters=dict(parameters),
+            slug=slug,
+            active=True,
+        )
+        for slug, (cron, parameters) in planned.schedules.items()
+    ]
+    client.create_deployment(
+        flow_id=client.create_flow_from_name(planned.flow_name),
+        name=planned.name,
+        description=planned.description,
+        entrypoint=planned.entrypoint,
+        work_pool_name=pool_name(site),
+        parameters={"site": reference, **planned.parameters},
+        parameter_openapi_schema=schema_with_choices(loaded, planned.choices),
+        enforce_parameter_schema=True,
+        schedules=schedules,
+        concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+        tags=["nightferry", document_name(site)],
+        pull_steps=[],
+        job_variables={"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "DO_NOT_TRACK": "1"}},
+    )
