@@ -130,11 +130,11 @@ def restore_task(
         f"# {safe_markdown(store)} restored",
         "",
         f"Image `{found.image}` from **{done.copy}** to `{safe_markdown(str(target))}`: "
-        f"{report.files} files, {format_size(report.bytes)}.",
+        f"{report.files} files, {format_size(report.size_bytes)}.",
     ]
     if done.damaged:
         lines.append(f"\nTried before and not usable: {', '.join(done.damaged)}.")
-    for path in report.collisions[:50]:
+    for path in report.skipped[:50]:
         lines.append(f"- is there already, left alone: `{safe_markdown(path)}`")
     for path, why in report.refused[:50]:
         lines.append(f"- refused: `{safe_markdown(path)}` — {safe_markdown(why)}")

@@ -16,7 +16,7 @@ from nightferry.errors import ConfigError, GateClosed
 from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, SealedStore, SealRecord
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.run import due_stores, set_state
-from nightferry.ops.stage import is_there
+from nightferry.ops.stage import is_there, require_owner
 
 GateState = Literal["open", "held", "closed"]
 
@@ -66,7 +66,7 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
     """
     opened.catalog.refresh()
     disk = opened.disk(run.back_group)
-    token = disk.require_owner(run.node)
+    token = require_owner(opened, run)
     failures = {(f.group, f.store): f for f in opened.catalog.failures(run.run)}
     lines = []
     for group, store in due_stores(run):
@@ -78,17 +78,18 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
             reason = failure.error if failure else "not staged yet"
             lines.append(SealedStore(group=group, store=store, state="missing", reason=reason))
     before = opened.catalog.seal(run.run)
+    on_disk = disk.read_seal(run.run)
     seal = SealRecord(
         run=run.run,
         back_group=run.back_group,
-        number=before.number + 1 if before else 1,
+        # A crash between disk and catalog leaves a seal that only the disk knows: its number is used up.
+        number=max(s.number if s else 0 for s in (before, on_disk)) + 1,
         epoch=token.epoch,
         node=run.node,
         at=opened.clock.now(),
         stores=tuple(lines),
     )
-    if before is not None and before.stores == seal.stores and before.epoch == seal.epoch:
-        disk.write_seal(before)
+    if before is not None and before == on_disk and (before.stores, before.epoch) == (seal.stores, seal.epoch):
         return before
     seal = seal.model_copy(update={"digest": seal_digest(seal)})
     disk.write_seal(seal)

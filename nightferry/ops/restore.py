@@ -49,7 +49,7 @@ class RestorePlan:
 
     @property
     def bytes_wanted(self) -> int:
-        return sum(row.length for row in self.rows)
+        return sum(row.payload_length for row in self.rows)
 
     def as_json(self) -> dict[str, Any]:
         first = self.places[0] if self.places else None
@@ -134,8 +134,8 @@ def plan_restore(
         ConfigError: a pattern matches nothing.
         CopyMissing: no readable copy.
     """
-    rows = tuple(row for row in matching_rows(opened, image, patterns) if row.is_restorable)
-    places = places_of(opened, image, copy, wanted_bytes=sum(row.length for row in rows))
+    rows = tuple(row for row in matching_rows(opened, image, patterns) if row.stored)
+    places = places_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
     return RestorePlan(image, places, rows, target)
 
 
@@ -147,7 +147,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    for row in Index.open(opened.catalog.index_path(image.image)):
+    for row in Index(opened.catalog.index_path(image.image).read_bytes()):
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
             del unmatched[pattern]
@@ -192,7 +192,7 @@ class Restored:
 
     @property
     def is_complete(self) -> bool:
-        return not (self.report.collisions or self.report.refused)
+        return self.report.complete
 
     def as_json(self) -> dict[str, Any]:
         return {

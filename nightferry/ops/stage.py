@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nightferry import __version__
+from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import (
     IntegrityError,
     NightferryError,
@@ -31,8 +32,9 @@ from nightferry.ops.sources import open_source
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
-from nightferry.transfer.direct import DirectWriter, durable_rename
-from nightferry.transfer.meter import Meter
+from nightferry.transfer.direct import DirectWriter
+from nightferry.transfer.files import durable_rename
+from nightferry.transfer.meter import Meter, to_json_lines
 from nightferry.transfer.reading import FileReader
 from nightferry.units import format_size
 
@@ -74,9 +76,11 @@ def stage_store(
     return record
 
 
-def require_owner(opened: OpenSite, run: RunRecord) -> None:
-    """Raises:
-    NotOwner: the BACK disk's token names another node or a newer epoch than the catalog.
+def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
+    """The BACK disk's token, which names the run's node.
+
+    Raises:
+        NotOwner: it names another node.
     """
     token = opened.disk(run.back_group).owner()
     if token is None or token.node != run.node:
@@ -86,6 +90,7 @@ def require_owner(opened: OpenSite, run: RunRecord) -> None:
             subject=run.back_group,
             operation="stage",
         )
+    return token
 
 
 def is_there(opened: OpenSite, image: ImageRecord) -> bool:
@@ -177,7 +182,7 @@ def _write(
     )
     if meter.is_degraded:
         progress.say(f"{subject} slowed down by more than 10 % over 20 minutes: degraded", subject=subject)
-    opened.catalog.keep_samples(record.image, meter.to_json_lines())
+    opened.catalog.keep_samples(record.image, to_json_lines(meter.samples))
     write_durably(side_path(target, "chunks"), summary.chunks)
     write_durably(side_path(target, "meta.json"), record.model_dump_json(indent=1).encode() + b"\n")
     durable_rename(partial, target)
@@ -252,14 +257,24 @@ def read_back(path: Path, chunks: bytes, share: float, *, cancel: Cancel) -> Non
                 check_chunk(chunks, number, data)
 
 
+def read_index(path: Path, chunks: bytes) -> bytes:
+    """The index's bytes out of an image file, checked against the chunk table.
+
+    Raises:
+        IntegrityError: the image is cut off or damaged.
+    """
+    with FileReader(path) as reader:
+        image = ImageReader(reader, chunks)
+        return image.reader.read(image.end.index_offset, image.end.index_bytes)
+
+
 def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:
     """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it fails."""
     try:
         record = ImageRecord.model_validate_json(side_path(target, "meta.json").read_bytes())
         chunks = side_path(target, "chunks").read_bytes()
         read_back(target, chunks, 1.0, cancel=Cancel())
-        with FileReader(target) as reader:
-            index = ImageReader(reader, chunks).index_bytes()
+        index = read_index(target, chunks)
         if image_digest(chunks, index) != record.digest:
             raise IntegrityError(f"{target.name} is not the image its side files describe", subject=record.image)
     except (OSError, ValueError, NightferryError) as error:

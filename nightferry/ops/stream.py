@@ -21,10 +21,9 @@ from nightferry.errors import (
     MediumDamaged,
     NightferryError,
 )
-from nightferry.image.reader import ImageReader
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.stage import free_image, side_path
+from nightferry.ops.stage import free_image, read_index, side_path
 from nightferry.plan.staging import freeable
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
@@ -59,8 +58,7 @@ class StagedOutgoing:
         self._cancel = cancel
         try:
             self._chunks = side_path(path, "chunks").read_bytes() if chunks is None else chunks
-            with FileReader(path) as reader:
-                index = ImageReader(reader, self._chunks).index_bytes()
+            index = read_index(path, self._chunks)
         except FileNotFoundError as error:
             raise IntegrityError(
                 f"image {record.image} is not on staging: {error.filename} is missing", subject=record.image

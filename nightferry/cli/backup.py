@@ -1,0 +1,271 @@
+"""`nightferry backup`: the night by hand, through the same flow that the schedule runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from nightferry.cli.prefect_server import state_folder, use_server
+from nightferry.cli.session import Session, current
+from nightferry.errors import ConfigError, NightferryError, PrefectRequired, worst_exit_code
+
+if TYPE_CHECKING:
+    from nightferry.model.load import LoadedSite
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.report import NightResult
+
+Several = Annotated[tuple[str, ...], Parameter(negative=())]
+
+
+def backup(
+    *,
+    group: Several = (),
+    store: Several = (),
+    back_group: str | None = None,
+    level: int | None = None,
+    stage: Literal["one", "two", "both"] = "both",
+    new: Annotated[bool, Parameter(negative=())] = False,
+    accept_partial: Several = (),
+    reason: str = "",
+) -> int:
+    """Runs the night now: continues the window's unfinished run, or starts one.
+
+    Parameters
+    ----------
+    group
+        Only this storage group; may be repeated.
+    store
+        Only this store, as GROUP/STORE; may be repeated.
+    back_group
+        Only this BACK group; without it every one that the named groups and stores lie on.
+    level
+        The dump level; only 0 in this release.
+    stage
+        `one` ends after the seal; `two` delivers what the newest sealed run owes.
+    new
+        Starts another run although this window's is finished.
+    accept_partial
+        This store, as GROUP/STORE, may be partial or missing; may be repeated, needs --reason.
+    reason
+        Why that is accepted; kept with the approval.
+    """
+    session = current()
+    if accept_partial and not reason.strip():
+        raise ConfigError("--accept-partial needs a reason", hint="say why with --reason")
+    loaded = session.load_site()
+    loaded.site.require_delivered()
+    for name in (*store, *accept_partial):
+        loaded.site.store(name)
+    plan = split(loaded, group, store, back_group)
+    if stage != "two":
+        _require_paths(session, loaded, plan)
+    options = {
+        "level": level,
+        "stage": stage,
+        "new": new,
+        "reason": reason,
+        "stagger": False,
+    }
+    nights = [
+        Night(name, groups, stores, [s for s in accept_partial if _is_on(loaded, s, name)])
+        for name, (groups, stores) in plan.items()
+    ]
+    return run_nights(session, loaded, nights, options)
+
+
+class Night:
+    """One BACK group's share of a command. ``run``: exactly this run."""
+
+    def __init__(
+        self,
+        back_group: str,
+        groups: Sequence[str] = (),
+        stores: Sequence[str] = (),
+        accept: Sequence[str] = (),
+        run: str | None = None,
+    ) -> None:
+        self.back_group = back_group
+        self.arguments: dict[str, Any] = {
+            "back_group": back_group,
+            "groups": list(groups) or None,
+            "stores": list(stores) or None,
+            "accept_partial": list(accept) or None,
+            "run": run,
+        }
+
+
+def split(
+    loaded: LoadedSite, groups: Sequence[str], stores: Sequence[str], back_group: str | None
+) -> dict[str, tuple[list[str], list[str]]]:
+    """BACK group → the storage groups and stores asked for on it.
+
+    Raises:
+        ConfigError: an unknown name, or one that is not on the named BACK group.
+    """
+    site = loaded.site
+    plan: dict[str, tuple[list[str], list[str]]] = {}
+    for name in groups:
+        plan.setdefault(site.group(name).back_group, ([], []))[0].append(name)
+    for name in stores:
+        plan.setdefault(site.store(name).group.back_group, ([], []))[1].append(name)
+    if back_group is not None:
+        wanted = site.back_group(back_group).name
+        wrong = [n for other, (g, s) in plan.items() if other != wanted for n in (*g, *s)]
+        if wrong:
+            raise ConfigError(f"not on {wanted}: {', '.join(wrong)}", subject=wanted)
+        plan.setdefault(wanted, ([], []))
+    if not plan:
+        plan = {b.name: ([], []) for b in site.back_groups if site.groups_of(b.name)}
+    return plan
+
+
+def run_nights(
+    session: Session, loaded: LoadedSite, nights: Sequence[Night], options: dict[str, Any]
+) -> int:
+    """Runs each BACK group's night in this process, shown in Prefect; prints the result document.
+
+    Raises:
+        PrefectRequired: no server is there and none could be started.
+    """
+    cancel = session.cancel  # from here on the first signal stops at the next chunk
+    _use_prefect(session, loaded)
+    from blocks.site import Site
+    from flows.two_stage import two_stage_backup
+    from nightferry.ops.report import night_result
+    from tasks.bridge import opened, show_on
+
+    show_on(session.out.progress)
+    block = Site(text=loaded.text)
+    results: list[NightResult] = []
+    errors: list[NightferryError] = []
+    for night in nights:
+        cancel.check()
+        state = two_stage_backup(block, **night.arguments, **options, return_state=True)
+        cancel.check()
+        here = opened(block)
+        error = None if state.is_completed() else _own_error(state)
+        if error is not None:
+            errors.append(error)
+            continue
+        if state.message and "finished" in state.message:
+            session.out.say(state.message)
+        newest = _run_of(here, night)
+        results.append(night_result(here, newest, staged_only=options["stage"] == "one"))
+    if errors and not results:
+        raise errors[0]
+    for error in errors:
+        session.out.say(f"{error.subject or 'a BACK group'}: {error.message}")
+    show(session, results)
+    return worst_exit_code([*(r.exit_code for r in results), *(e.exit_code for e in errors)])
+
+
+def _run_of(here: OpenSite, night: Night) -> Any:
+    here.catalog.refresh()
+    if night.arguments["run"]:
+        return here.catalog.run(night.arguments["run"])
+    return here.catalog.runs(night.back_group)[0]
+
+
+def _own_error(state: Any) -> NightferryError | None:
+    """The error a flow ended with; None when it ended with a named outcome, which the records tell better."""
+    if state.name in ("GateHeld", "Partial", "CopyMissing"):
+        return None
+    try:
+        state.result(raise_on_failure=True)
+    except NightferryError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - a crash of Prefect's own: named, with its type
+        return PrefectRequired(
+            f"the flow ended {state.name}: {type(error).__name__}: {error}",
+            hint="look at the flow run in the Prefect UI; rerunning continues the night",
+        )
+    return None
+
+
+def _use_prefect(session: Session, loaded: LoadedSite) -> None:
+    folder = state_folder(loaded.site.name, loaded.path)
+    server = use_server(folder, session.out.say)
+    if server.own:
+        os.environ.setdefault("PREFECT_HOME", str(folder / "prefect"))
+    # The terminal shows our own progress; Prefect's log goes to its server.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+
+
+def _require_paths(
+    session: Session, loaded: LoadedSite, plan: dict[str, tuple[list[str], list[str]]]
+) -> None:
+    """An operator is at hand to mend a path; the schedule would stage the others and hold the gate."""
+    from nightferry.ops.check import missing_stores
+    from nightferry.ops.opened import OpenSite
+
+    with OpenSite(loaded) as here:
+        wanted = []
+        for name, (groups, stores) in plan.items():
+            of_groups = groups or ([] if stores else [g.name for g in loaded.site.groups_of(name)])
+            wanted += stores
+            wanted += [f"{g}/{s.name}" for g in of_groups for s in loaded.site.group(g).stores]
+        missing = missing_stores(here, wanted)
+    if missing:
+        raise ConfigError(
+            f"not there: {', '.join(missing)}",
+            hint="mount it or correct the path; --store or --group runs the others meanwhile",
+            subject=missing[0].split(" ")[0],
+        )
+
+
+def _is_on(loaded: LoadedSite, store: str, back_group: str) -> bool:
+    return loaded.site.store(store).group.back_group == back_group
+
+
+def show(session: Session, results: Sequence[NightResult]) -> None:
+    """The result document, or a table and a sentence for each night."""
+    from nightferry.cli.output import Column, table
+    from nightferry.units import format_duration, format_size
+
+    documents = [r.as_json() for r in results]
+    document: dict[str, Any] = dict(documents[0]) if documents else {"images": [], "gates": [], "failed": []}
+    for more in documents[1:]:
+        for key in ("images", "gates", "failed", "missing_copies"):
+            document[key] = [*document[key], *more[key]]
+    document["runs"] = [d["run"] for d in documents]
+    shown: list[Any] = []
+    for result in results:
+        rows: list[list[object]] = []
+        for image in result.images:
+            seconds = (image.ended - image.started).total_seconds()
+            rows.append(
+                [
+                    f"{image.group}/{image.store}",
+                    image.state + (", degraded" if image.degraded else ""),
+                    format_size(image.size_bytes),
+                    f"{format_size(image.rate_bytes_per_s)}/s",
+                    format_duration(seconds),
+                    ", ".join(f"{c.destination} {c.state}" for c in result.copies[image.image]) or "none",
+                ]
+            )
+        rows += [[f"{f.group}/{f.store}", "failed", None, None, None, f.error] for f in result.failures]
+        columns = ["store", "image", Column("size", right=True), Column("rate", right=True)]
+        shown.append(table([*columns, Column("took", right=True), "copies"], rows, title=f"run {result.run.run}"))
+        shown.append(result.sentence())
+        for hint in _hints(result):
+            shown.append(f"  hint: {hint}")
+    session.out.result(document, *shown)
+
+
+def _hints(result: NightResult) -> list[str]:
+    run = result.run.run
+    match result.outcome:
+        case "GateHeld":
+            return [
+                f"mend it, then `nightferry gate retry {run}`; or go on without it: "
+                f"`nightferry gate approve {run} --store G/S --reason TEXT`"
+            ]
+        case "CopyMissing":
+            return ["`nightferry backup --stage two` delivers what is owed when the destination is back"]
+        case "Partial":
+            return ["`nightferry files IMAGE --outcome` names the files that did not come out whole"]
+    return []

@@ -1,0 +1,131 @@
+"""`nightferry gate`: look at a held gate, try again, or go on by approval."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from nightferry.cli.session import Session, current
+from nightferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nightferry.model.records import RunRecord
+    from nightferry.ops.opened import OpenSite
+
+app = App(name="gate", help="A held gate.")
+
+
+@app.command
+def show(run: str | None = None, /) -> int:
+    """Says whether the gate of a run is open, and what keeps it shut.
+
+    Parameters
+    ----------
+    run
+        The run; without it the newest of every BACK group.
+    """
+    from nightferry.cli.output import table
+    from nightferry.ops.gate import look
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        views = [look(here, record) for record in _runs(here, run)]
+    shown: list[Any] = []
+    for view in views:
+        shown.append(f"{view.back_group}: the gate of run {view.run} is {view.state}{_because(view.reason)}")
+        if view.seal is not None:
+            rows = [
+                [line.name, line.state, line.reason or None, _approved(view.approvals, line.name)]
+                for line in view.seal.stores
+            ]
+            shown.append(table(["store", "state", "reason", "approved"], rows))
+    session.out.result({"gates": [view.as_json() for view in views]}, *shown)
+    return 0 if all(view.state == "open" for view in views) else 50
+
+
+@app.command
+def retry(run: str, /) -> int:
+    """Stages what is missing again, seals again, and goes on with the night if the gate opens.
+
+    Parameters
+    ----------
+    run
+        The held run.
+    """
+    session = current()
+    record = _find(session, run)
+    return _go_on(session, record, "both")
+
+
+@app.command
+def approve(
+    run: str,
+    /,
+    *,
+    store: Annotated[tuple[str, ...], Parameter(negative=())],
+    reason: str,
+    record_only: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Records that the run may go on without the named stores being whole, then goes on with the night.
+
+    Parameters
+    ----------
+    run
+        The held run.
+    store
+        GROUP/STORE, one that the seal lacks; may be repeated.
+    reason
+        Why; kept with the record.
+    record_only
+        Only records; `nightferry backup` or `gate retry` goes on later.
+    """
+    from nightferry.ops import gate
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        here.catalog.refresh()
+        record = here.catalog.run(run)
+        approval = gate.approve(here, record, store, reason)
+        state = gate.look(here, record).state
+    session.out.say(f"approved by {approval.who}: {', '.join(approval.stores)}")
+    if record_only or state != "open":
+        document = {"run": run, "approved": list(approval.stores), "gate": state}
+        session.out.result(document, f"the gate of run {run} is {state}")
+        return 0 if state == "open" else 50
+    return _go_on(session, record, "two")
+
+
+def _go_on(session: Session, record: RunRecord, stage: str) -> int:
+    from nightferry.cli.backup import Night, run_nights
+
+    options = {"level": None, "stage": stage, "new": False, "reason": "", "stagger": False}
+    return run_nights(session, session.load_site(), [Night(record.back_group, run=record.run)], options)
+
+
+def _find(session: Session, run: str) -> RunRecord:
+    from nightferry.ops.opened import OpenSite
+
+    with OpenSite(session.load_site()) as here:
+        here.catalog.refresh()
+        return here.catalog.run(run)
+
+
+def _runs(here: OpenSite, run: str | None) -> list[RunRecord]:
+    here.catalog.refresh()
+    if run is not None:
+        return [here.catalog.run(run)]
+    newest = [r[0] for b in here.site.back_groups if (r := here.catalog.runs(b.name))]
+    if not newest:
+        raise ConfigError("there is no run yet", hint="`nightferry backup` starts one")
+    return newest
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _approved(approvals: tuple[Any, ...], store: str) -> str | None:
+    return next((f"{a.reason} ({a.who})" for a in approvals if store in a.stores), None)

@@ -1,0 +1,182 @@
+"""`nightferry runs`, `images`, `copies`, `files`: the catalog."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from nightferry.cli.session import current
+
+
+def runs(*, back_group: str | None = None) -> None:
+    """Lists the runs, the newest first.
+
+    Parameters
+    ----------
+    back_group
+        Only this BACK group's.
+    """
+    from nightferry.cli.output import table
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        if back_group is not None:
+            here.site.back_group(back_group)
+        here.catalog.refresh()
+        found = here.catalog.runs(back_group)
+        zone = here.site.tz
+    rows = [
+        [
+            r.run,
+            r.state,
+            r.result or None,
+            ", ".join(r.groups),
+            r.node,
+            f"{r.started.astimezone(zone):%Y-%m-%d %H:%M}",
+            f"{r.ended.astimezone(zone):%Y-%m-%d %H:%M}" if r.ended else None,
+        ]
+        for r in found
+    ]
+    columns = ["run", "state", "result", "storage groups", "staged on", "started", "ended"]
+    session.out.result({"runs": [r.model_dump(mode="json") for r in found]}, table(columns, rows))
+
+
+def images(*, group: str | None = None, store: str | None = None) -> None:
+    """Lists the images, the newest first.
+
+    Parameters
+    ----------
+    group
+        Only this storage group's.
+    store
+        Only this store's, as GROUP/STORE.
+    """
+    from nightferry.cli.output import Column, table
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.report import image_json
+    from nightferry.units import format_size
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        only_store = None
+        if store is not None:
+            reference = here.site.store(store)
+            group, only_store = reference.group.name, reference.store.name
+        elif group is not None:
+            here.site.group(group)
+        here.catalog.refresh()
+        found = here.catalog.images(group, only_store)
+        documents = [image_json(i, here.catalog.copies(i.image)) for i in found]
+        zone = here.site.tz
+    rows = [
+        [
+            i.image,
+            i.state + (", degraded" if i.degraded else ""),
+            format_size(i.size_bytes),
+            i.files,
+            f"{i.started.astimezone(zone):%Y-%m-%d %H:%M}",
+            ", ".join(f"{c['destination']} {c['state']}" for c in d["copies"]) or None,
+        ]
+        for i, d in zip(found, documents, strict=True)
+    ]
+    columns = ["image", "state", Column("size", right=True), Column("files", right=True), "started", "copies"]
+    session.out.result({"images": documents}, table(columns, rows))
+
+
+def copies(image: str, /) -> None:
+    """Lists an image's copies and where each lies.
+
+    Parameters
+    ----------
+    image
+        The image's name.
+    """
+    from nightferry.cli.output import Column, table
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.stream import describe_location
+    from nightferry.units import format_size
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        here.catalog.refresh()
+        record = here.catalog.image(image)
+        found = here.catalog.copies(image)
+        staged = not here.catalog.freed(image) and here.staged_path(record).exists()
+        zone = here.site.tz
+        path = here.staged_path(record)
+    documents = [
+        {
+            "destination": c.destination,
+            "state": c.state,
+            "location": c.location,
+            "size_bytes": c.size_bytes,
+            "digest": c.digest,
+            "epoch": c.epoch,
+            "verified": c.verified,
+            "note": c.note or None,
+        }
+        for c in found
+    ]
+    rows: list[list[object]] = []
+    if staged:
+        rows.append(["staging", record.state, str(path), format_size(record.size_bytes), None, None])
+    rows += [
+        [
+            c.destination,
+            c.state,
+            describe_location(c),
+            format_size(c.size_bytes),
+            f"{c.verified.astimezone(zone):%Y-%m-%d %H:%M}" if c.verified else None,
+            c.note or None,
+        ]
+        for c in found
+    ]
+    columns = ["at", "state", "where", Column("size", right=True), "verified", "note"]
+    document = {"image": image, "staged": str(path) if staged else None, "copies": documents}
+    session.out.result(document, table(columns, rows))
+
+
+def files(
+    image: str, patterns: tuple[str, ...] = (), /, *, outcome: Annotated[bool, Parameter(negative=())] = False
+) -> None:
+    """Lists the files in an image.
+
+    Parameters
+    ----------
+    image
+        The image's name.
+    patterns
+        As in .gitignore; a directory means all below it.
+    outcome
+        Only those that did not come out whole.
+    """
+    from nightferry.cli.output import Column, path_fields, table
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.restore import matching_rows
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        here.catalog.refresh()
+        record = here.catalog.image(image)
+        found = list(matching_rows(here, record, patterns))
+    if outcome:
+        found = [row for row in found if row.outcome != "whole"]
+    documents = [
+        {
+            **path_fields(row.path),
+            "type": row.type,
+            "size_bytes": row.size,
+            "mtime_ns": row.mtime_ns,
+            "digest": row.digest or None,
+            "outcome": row.outcome,
+        }
+        for row in found
+    ]
+    rows = [[row.type, row.size, row.outcome, row.path] for row in found]
+    session.out.result(
+        {"image": image, "files": documents},
+        table(["type", Column("bytes", right=True), "outcome", "path"], rows),
+    )
+
