@@ -116,9 +116,11 @@ def _complete(raw: dict[str, Any]) -> None:
     if "back_groups" not in raw and isinstance(staging, dict) and "path" in staging:
         named = {g["back_group"] for g in groups if isinstance(g.get("back_group"), str)}
         if len(named) <= 1:
-            code = site.get("name", "") if isinstance(site, dict) else ""
+            code = re.sub(r"[^A-Za-z0-9]", "", str(site.get("name", "")) if isinstance(site, dict) else "")[
+                :16
+            ]
             raw["back_groups"] = [
-                {"name": named.pop() if named else f"{code}-BACK-1", "path": staging["path"]}
+                {"name": named.pop() if named else f"{code or 'SITE'}-BACK-1", "path": staging["path"]}
             ]
     back_groups = _tables(raw.get("back_groups"))
     if len(back_groups) == 1 and "name" in back_groups[0]:

@@ -1,0 +1,50 @@
+"""Verbs that the contract names and a later release delivers: whatever their arguments, they say so."""
+
+from __future__ import annotations
+
+from typing import Annotated, NoReturn
+
+from cyclopts import Parameter
+
+from nightferry.errors import NotInThisRelease
+
+Anything = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
+
+
+def plan(*_: Anything) -> NoReturn:
+    """Predicts tonight's window: finish per store, the bottleneck, restore time. Not in this release."""
+    raise _later("plan")
+
+
+def expire(*_: Anything) -> NoReturn:
+    """Applies the retention. Not in this release: nothing expires."""
+    raise _later("expire")
+
+
+def hold(*_: Anything) -> NoReturn:
+    """Keeps an image from expiring. Not in this release: nothing expires."""
+    raise _later("hold")
+
+
+def ndmp(*_: Anything) -> NoReturn:
+    """Looks at a NAS that speaks NDMP. Not in this release."""
+    raise _later("ndmp")
+
+
+def log(*_: Anything) -> NoReturn:
+    """Looks at a storage group's log. Not in this release."""
+    raise _later("log")
+
+
+def catalog(*_: Anything) -> NoReturn:
+    """Rebuilds the catalog from media alone. Not in this release."""
+    raise _later("catalog rebuild")
+
+
+def restore_group(*_: Anything) -> NoReturn:
+    """Restores a whole storage group and replays its log. Not in this release."""
+    raise _later("restore group", "restore its stores one by one with `nightferry restore store`")
+
+
+def _later(verb: str, hint: str = "") -> NotInThisRelease:
+    return NotInThisRelease(f"`nightferry {verb}` is not in this release", hint=hint, subject=verb)
