@@ -1,0 +1,382 @@
+"""The catalog: what was run, what each image is, where its copies lie."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic_core import PydanticSerializationError
+
+from nightferry.catalog.durable import FOLDER_MODE, catalog_errors, make_folder, publish
+from nightferry.catalog.events import EventLog, Phase, segment_name
+from nightferry.catalog.indexes import IndexFiles
+from nightferry.catalog.locks import DrainRequest, RunLock, clear_drain, drain_requested, request_drain
+from nightferry.catalog.schema import Row, decode_segment, encode_segment
+from nightferry.catalog.shelf import CopyIndex, Placed, Shelf
+from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.errors import CatalogError, ConfigError, NotInThisRelease
+from nightferry.model.records import (
+    RECORDS,
+    ApprovalRecord,
+    CartridgeRecord,
+    CopyRecord,
+    Event,
+    FailureRecord,
+    FreedRecord,
+    ImageRecord,
+    OwnerRecord,
+    Record,
+    RunRecord,
+    SealRecord,
+    SelectionRecord,
+)
+
+R = TypeVar("R", bound=Record)
+
+
+class Catalog:
+    """One process's catalog; any number of threads may share it, and any number of processes the folder.
+
+    Queries answer from what is known; `refresh` and every `append` learn what other processes wrote
+    meanwhile.
+
+    Args:
+        path: The catalog's folder. It must exist: an absent one is more likely not mounted than new
+            (`create` makes a new one).
+        node: This node's name; with the process id it is the ``writer`` of each event.
+
+    Raises:
+        NotInThisRelease: the path is a URL.
+        CatalogError: the folder is not there, or what is in it cannot be read.
+    """
+
+    def __init__(self, path: Path, *, node: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        if str(path).startswith(("s3:", "http:", "https:")):
+            raise NotInThisRelease(
+                f"a catalog in an object store ({path}) is not in this release",
+                hint="name a folder that all nodes share",
+                subject=str(path),
+            )
+        self.path = Path(path)
+        self.node = node
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._shelves: dict[str, Shelf[Any]] = {kind: Shelf(cls) for kind, cls in RECORDS.items()}
+        self._copies = CopyIndex()
+        self._indexes = IndexFiles(self.path)
+        self._log = EventLog(self.path, writer=f"{node}:{os.getpid()}", clock=clock, observe=self._learn)
+        self._log.refresh()
+
+    @classmethod
+    def create(cls, path: Path, *, node: str, clock: Clock = SYSTEM_CLOCK) -> Catalog:
+        """Makes the folder, for its owner only, when it is not there, and opens it.
+
+        Raises:
+            CatalogError: it cannot be made.
+        """
+        with catalog_errors("make the catalog's folder", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
+        return cls(path, node=node, clock=clock)
+
+    @classmethod
+    def from_export(cls, data: bytes, folder: Path, *, node: str, clock: Clock = SYSTEM_CLOCK) -> Catalog:
+        """A new catalog from what `export` gave; indexes are not in it.
+
+        Args:
+            folder: Absent or empty.
+
+        Raises:
+            CatalogError: the folder is not empty, or the data are not a whole catalog.
+        """
+        rows = decode_segment(data, "export")
+        if rows and rows[0].sequence != 1:
+            raise CatalogError(f"the export begins at event {rows[0].sequence}, not at the first")
+        with catalog_errors("make the catalog's folder", folder):
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise CatalogError(
+                    f"{folder} is not empty", hint="name an empty folder for the catalog", subject=str(folder)
+                )
+            if rows:
+                make_folder(folder / "segments")
+                publish(folder / "segments", segment_name(1, rows[-1].sequence), data)
+        return cls(folder, node=node, clock=clock)
+
+    # --- the log
+
+    def append(self, record: Record, phase: Phase = "result", expect: int | None = None) -> Event:
+        """Records the whole truth about a subject; durable on return, and true for every query after it.
+
+        Args:
+            phase: ``intent`` before something is begun, ``result`` when it is so.
+            expect: Sequence of the last event of this subject that the caller decided upon (see
+                `latest_event`; 0 for none).
+
+        Raises:
+            BusyError: with ``expect``: somebody recorded something newer about the subject.
+            CatalogError: it cannot be recorded.
+        """
+        try:
+            body = record.model_dump(mode="json")
+        except PydanticSerializationError as error:
+            raise CatalogError(
+                f"cannot record {record.kind} {record.subject!r}: {error}", subject=record.subject
+            ) from error
+        with self._lock:
+            return self._log.append(record.kind, record.subject, phase, body, expect)
+
+    def refresh(self) -> int:
+        """Learns what other processes wrote; returns how many events.
+
+        Raises:
+            CatalogError: the folder cannot be read, or an event is garbled or missing.
+        """
+        with self._lock:
+            return self._log.refresh()
+
+    def compact(self) -> bool:
+        """Gathers the event files into an immutable segment. False: another process is at it."""
+        with self._lock:
+            return self._log.compact()
+
+    def maybe_compact(self, threshold: int = 500) -> bool:
+        """Compacts when at least ``threshold`` event files lie about; says whether it did."""
+        with self._lock:
+            return self._log.loose() >= threshold and self._log.compact()
+
+    def export(self) -> bytes:
+        """All events so far as one Parquet file that stands for itself (see `from_export`)."""
+        with self._lock:
+            return encode_segment(self._log.rows())
+
+    # --- any kind
+
+    def latest(self, cls: type[R], subject: str) -> R | None:
+        """The newest result about a subject; of an owner, the one with the highest epoch."""
+        with self._lock:
+            placed = self._shelf(cls).result(subject)
+            return None if placed is None else placed.record
+
+    def latest_event(self, cls: type[Record], subject: str) -> Event | None:
+        """The newest event about a subject, an intent included."""
+        with self._lock:
+            row = self._shelf(cls).newest(subject)
+            return None if row is None else row.event()
+
+    def all(self, cls: type[R]) -> list[R]:
+        """The newest result about every subject of a kind, in the log's order."""
+        with self._lock:
+            return [placed.record for placed in self._shelf(cls).results()]
+
+    def pending(self, cls: type[R]) -> list[R]:
+        """Intents that no result of the same subject followed: begun, and not known how it ended."""
+        with self._lock:
+            return [placed.record for placed in self._shelf(cls).pending()]
+
+    # --- runs
+
+    def runs(self, back_group: str | None = None) -> list[RunRecord]:
+        """Runs, newest first."""
+        found = self._placed(RunRecord)
+        return _newest_first(p for p in found if back_group is None or p.record.back_group == back_group)
+
+    def run(self, name: str) -> RunRecord:
+        """The run of this name.
+
+        Raises:
+            ConfigError: there is none; names the nearest ones.
+        """
+        return self.latest(RunRecord, name) or self._unknown("run", name, (r.run for r in self.runs()))
+
+    def failures(self, run: str) -> list[FailureRecord]:
+        """Stores that the run could not stage and has not staged since."""
+        staged: dict[tuple[str, str], int] = {}
+        for placed in self._placed(ImageRecord):
+            if placed.record.run == run:
+                staged[placed.record.group, placed.record.store] = placed.sequence
+        return [
+            placed.record
+            for placed in self._placed(FailureRecord)
+            if placed.record.run == run
+            and staged.get((placed.record.group, placed.record.store), 0) < placed.sequence
+        ]
+
+    def seal(self, run: str) -> SealRecord | None:
+        """The run's newest seal."""
+        return self.latest(SealRecord, run)
+
+    def approvals(self, run: str) -> list[ApprovalRecord]:
+        """What operators approved for the run, oldest first; each names the seal it is for."""
+        return [a for a in self.all(ApprovalRecord) if a.run == run]
+
+    def selection(self, group: str) -> SelectionRecord | None:
+        """The storage group's fixed list of stores."""
+        return self.latest(SelectionRecord, group)
+
+    def owner(self, back_group: str) -> OwnerRecord | None:
+        """Who owns the BACK group's disk: the record with the highest epoch."""
+        return self.latest(OwnerRecord, back_group)
+
+    # --- images
+
+    def images(
+        self, group: str | None = None, store: str | None = None, run: str | None = None
+    ) -> list[ImageRecord]:
+        """Images, newest first; ``store`` is its name within the group."""
+        return _newest_first(
+            placed
+            for placed in self._placed(ImageRecord)
+            if (group is None or placed.record.group == group)
+            and (store is None or placed.record.store == store)
+            and (run is None or placed.record.run == run)
+        )
+
+    def image(self, name: str) -> ImageRecord:
+        """The image of this name.
+
+        Raises:
+            ConfigError: there is none; names the nearest ones.
+        """
+        return self.latest(ImageRecord, name) or self._unknown(
+            "image", name, (i.image for i in self.all(ImageRecord))
+        )
+
+    def image_as_of(
+        self, group: str, store: str, when: datetime, *, partial: bool = False
+    ) -> ImageRecord | None:
+        """The store's newest image whose start is not later than ``when`` and that is whole.
+
+        Args:
+            when: Aware.
+            partial: Takes a partial image too when it is the newest.
+        """
+        for image in self.images(group, store):
+            if image.started <= when and (partial or image.state == "whole"):
+                return image
+        return None
+
+    def freed(self, image: str) -> bool:
+        """Whether staging gave the image's room back."""
+        return self.latest(FreedRecord, image) is not None
+
+    # --- copies and cartridges
+
+    def copies(self, image: str) -> list[CopyRecord]:
+        """The image's copies, one per destination (the highest epoch that has a result), by destination."""
+        newest = {copy.destination: copy for copy in self.all_copies(image)}
+        return list(newest.values())
+
+    def all_copies(self, image: str) -> list[CopyRecord]:
+        """Every copy of the image that has a result, by destination and epoch."""
+        with self._lock:
+            shelf = self._shelf(CopyRecord)
+            found = [placed.record for s in self._copies.of(image) if (placed := shelf.result(s)) is not None]
+        return sorted(found, key=lambda copy: (copy.destination, copy.epoch))
+
+    def next_epoch(self, image: str, destination: str) -> int:
+        """The number of the next attempt to write this copy: one above every attempt begun, from 1 on."""
+        with self._lock:
+            begun = self._copies.of(image).values()
+            return max((copy.epoch for copy in begun if copy.destination == destination), default=0) + 1
+
+    def cartridges(self, destination: str) -> list[CartridgeRecord]:
+        """The destination's cartridges by barcode."""
+        found = (c for c in self.all(CartridgeRecord) if c.destination == destination)
+        return sorted(found, key=lambda cartridge: cartridge.barcode)
+
+    def live_images(self, destination: str, barcode: str) -> list[str]:
+        """Images with a copy on this cartridge that is not lost: the cartridge must not be overwritten."""
+        found = {
+            copy.image
+            for copy in self.all(CopyRecord)
+            if copy.destination == destination and copy.state != "lost" and barcode in _barcodes(copy)
+        }
+        return sorted(found)
+
+    # --- indexes
+
+    def keep_index(self, image: str, index: bytes, chunks: bytes) -> None:
+        """Keeps an image's index and chunk table; durable on return.
+
+        Raises:
+            CatalogError: they cannot be written.
+        """
+        self._indexes.keep(image, index, chunks)
+
+    def has_index(self, image: str) -> bool:
+        """Whether the image's index and chunk table are here."""
+        return self._indexes.has(image)
+
+    def index_path(self, image: str) -> Path:
+        """Where the image's index lies.
+
+        Raises:
+            CatalogError: it is not here.
+        """
+        return self._indexes.index_path(image)
+
+    def chunks(self, image: str) -> bytes:
+        """The image's chunk table.
+
+        Raises:
+            CatalogError: it is not here.
+        """
+        return self._indexes.chunks(image)
+
+    # --- locks
+
+    def run_lock(self, back_group: str) -> RunLock:
+        """The BACK group's lock, not yet taken."""
+        return RunLock(self.path, back_group, node=self.node, clock=self._clock)
+
+    def request_drain(self, back_group: str, by: str) -> None:
+        """Asks the run of the BACK group to end at its next image boundary."""
+        request_drain(self.path, back_group, by, clock=self._clock)
+
+    def drain_requested(self, back_group: str, since: datetime) -> DrainRequest | None:
+        """The request to drain made at ``since`` or later, if there is one."""
+        return drain_requested(self.path, back_group, since)
+
+    def clear_drain(self, back_group: str) -> None:
+        """Takes the request to drain back; none is fine."""
+        clear_drain(self.path, back_group)
+
+    # --- inside
+
+    def _learn(self, row: Row) -> None:
+        shelf = self._shelves.get(row.kind)
+        if shelf is not None:  # a newer release may know more kinds; they stay in the log
+            shelf.put(row)
+        if row.kind == CopyRecord.kind:
+            self._copies.put(row)
+
+    def _shelf(self, cls: type[R]) -> Shelf[R]:
+        return cast(Shelf[R], self._shelves[cls.kind])
+
+    def _placed(self, cls: type[R]) -> list[Placed[R]]:
+        with self._lock:
+            return list(self._shelf(cls).results())
+
+    def _unknown(self, what: str, name: str, known: Iterable[str]) -> Any:
+        nearest = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+        raise ConfigError(
+            f"no {what} {name!r} in the catalog",
+            hint=f"the nearest: {', '.join(nearest)}" if nearest else f"`nightferry {what}s` lists them",
+            subject=name,
+        )
+
+
+def _newest_first(found: Iterable[Placed[Any]]) -> list[Any]:
+    return [p.record for p in sorted(found, key=lambda p: (p.record.started, p.sequence), reverse=True)]
+
+
+def _barcodes(copy: CopyRecord) -> set[str]:
+    """Cartridges a copy lies on; the one thing of a location that is read outside its destination."""
+    parts = copy.location.get("parts", [])
+    return {part["barcode"] for part in parts if isinstance(part, dict) and "barcode" in part}

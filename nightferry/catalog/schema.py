@@ -1,0 +1,165 @@
+"""What a line of the log looks like: in memory, as JSON, and as Parquet that any tool reads."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from nightferry.errors import CatalogError
+from nightferry.model.records import Event
+
+FORMAT = "1"
+"""Version of the segments' layout, kept in their metadata as ``nightferry.catalog``."""
+
+_FORMAT_KEY = b"nightferry.catalog"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("writer", pa.string(), nullable=False),
+        pa.field("phase", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("subject", pa.string(), nullable=False),
+        pa.field("body", pa.string(), nullable=False),
+    ],
+    metadata={_FORMAT_KEY: FORMAT.encode()},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One event as the log keeps it: ``body`` stays JSON text until somebody asks for the record."""
+
+    sequence: int
+    at: datetime
+    writer: str
+    phase: str
+    kind: str
+    subject: str
+    body: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the event is about; a later event with the same key replaces it."""
+        return (self.kind, self.subject)
+
+    @classmethod
+    def of(cls, event: Event) -> Row:
+        """The row of an event.
+
+        Raises:
+            CatalogError: its time is not aware, or its body is not plain JSON.
+        """
+        if event.at.tzinfo is None:
+            raise CatalogError(f"event {event.sequence} has a time without a zone", subject=event.subject)
+        return cls(
+            event.sequence,
+            event.at.astimezone(UTC),
+            event.writer,
+            event.phase,
+            event.kind,
+            event.subject,
+            encode_body(event.body, event.kind, event.subject),
+        )
+
+    def event(self) -> Event:
+        """The event of this row."""
+        return Event(
+            sequence=self.sequence,
+            at=self.at,
+            writer=self.writer,
+            phase="intent" if self.phase == "intent" else "result",
+            kind=self.kind,
+            subject=self.subject,
+            body=json.loads(self.body),
+        )
+
+
+def encode_body(body: dict[str, Any], kind: str, subject: str) -> str:
+    """A body as compact JSON text, the same text for the same body.
+
+    Raises:
+        CatalogError: the body, the kind or the subject cannot be written as JSON in UTF-8.
+    """
+    try:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+        for part in (text, kind, subject):
+            part.encode()
+    except (TypeError, ValueError) as error:
+        raise CatalogError(f"cannot record {kind} {subject!r}: {error}", subject=repr(subject)) from error
+    return text
+
+
+def encode_event(row: Row) -> bytes:
+    """The content of an event file: the event as one JSON document."""
+    head = {
+        "sequence": row.sequence,
+        "at": row.at.isoformat(timespec="microseconds"),
+        "writer": row.writer,
+        "phase": row.phase,
+        "kind": row.kind,
+        "subject": row.subject,
+    }
+    return f'{json.dumps(head, ensure_ascii=False)[:-1]}, "body": {row.body}}}\n'.encode()
+
+
+def decode_event(data: bytes, sequence: int, name: str) -> Row:
+    """The row of an event file; ``sequence`` is what its name ``name`` promises.
+
+    Raises:
+        CatalogError: the file is not an event, or another one.
+    """
+    try:
+        event = Event.model_validate_json(data)
+    except ValidationError as error:
+        raise CatalogError(
+            f"event file {name} is garbled: {error.errors()[0]['msg'].lower()}",
+            hint="put the file back from a copy of the catalog; nothing after it is believed meanwhile",
+            subject=name,
+        ) from error
+    if event.sequence != sequence:
+        raise CatalogError(f"event file {name} holds event {event.sequence}", subject=name)
+    return Row.of(event)
+
+
+def encode_segment(rows: Sequence[Row]) -> bytes:
+    """Rows as one Parquet file, with the schema and statistics any Parquet tool reads."""
+    columns = [[getattr(row, field.name) for row in rows] for field in SCHEMA]
+    table = pa.table(columns, schema=SCHEMA)
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def decode_segment(data: bytes, name: str) -> list[Row]:
+    """The rows of a segment, in order and without a gap.
+
+    Raises:
+        CatalogError: it is not a segment, of another format, or has gaps.
+    """
+    try:
+        table = pq.read_table(io.BytesIO(data), use_threads=False)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CatalogError(f"segment {name} is garbled: {error}", subject=name) from error
+    found = (table.schema.metadata or {}).get(_FORMAT_KEY, b"").decode(errors="replace")
+    if found != FORMAT or not table.schema.equals(SCHEMA):
+        raise CatalogError(
+            f"segment {name} is not of format {FORMAT} but {found or 'no catalog at all'}",
+            hint="read it with the release that wrote it, or a newer one",
+            subject=name,
+        )
+    rows = [Row(*values) for values in zip(*(table.column(f.name).to_pylist() for f in SCHEMA), strict=True)]
+    for before, after in itertools.pairwise(rows):
+        if after.sequence != before.sequence + 1:
+            raise CatalogError(f"segment {name} lacks event {before.sequence + 1}", subject=name)
+    return rows

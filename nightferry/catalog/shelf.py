@@ -1,0 +1,121 @@
+"""The newest of everything: what the log says about each subject right now.
+
+Bodies are parsed only when somebody asks for their kind, so that a look at tonight's run does not pay for
+years of copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+
+from nightferry.catalog.schema import Row
+from nightferry.errors import CatalogError
+from nightferry.model.records import CopyRecord, OwnerRecord, Record
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Generic[R]):
+    """A record and the sequence of the event that holds it."""
+
+    sequence: int
+    record: R
+
+
+def parse(cls: type[R], row: Row) -> R:
+    """The record of a row.
+
+    Raises:
+        CatalogError: the body is not a record of this kind.
+    """
+    try:
+        return cls.model_validate_json(row.body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CatalogError(
+            f"event {row.sequence} is not a {row.kind} record: {where}: {first['msg'].lower()}",
+            hint="read the catalog with the release that wrote it, or a newer one",
+            subject=row.subject,
+        ) from error
+
+
+class Shelf(Generic[R]):
+    """The newest events of one kind, by subject."""
+
+    def __init__(self, cls: type[R]) -> None:
+        self._cls = cls
+        self._newest: dict[str, Row] = {}
+        self._results: dict[str, Row] = {}
+        self._parsed: dict[str, Placed[R]] = {}
+
+    def put(self, row: Row) -> None:
+        """Takes the next event of this kind in."""
+        if self._cls is OwnerRecord and self._is_outdated_owner(row):
+            return
+        self._newest[row.subject] = row
+        if row.phase == "result":
+            # The order of a shelf is that of the newest results, not of the first ones.
+            self._results.pop(row.subject, None)
+            self._results[row.subject] = row
+            self._parsed.pop(row.subject, None)
+
+    def newest(self, subject: str) -> Row | None:
+        """The newest event of a subject, of either phase."""
+        return self._newest.get(subject)
+
+    def result(self, subject: str) -> Placed[R] | None:
+        """The newest result of a subject."""
+        row = self._results.get(subject)
+        return None if row is None else self._place(row)
+
+    def results(self) -> Iterator[Placed[R]]:
+        """The newest result of every subject, in the log's order."""
+        return (self._place(row) for row in list(self._results.values()))
+
+    def pending(self) -> Iterator[Placed[R]]:
+        """Intents that no result of the same subject followed, in the log's order."""
+        rows = sorted((r for r in self._newest.values() if r.phase == "intent"), key=lambda r: r.sequence)
+        return (Placed(row.sequence, parse(self._cls, row)) for row in rows)
+
+    def _place(self, row: Row) -> Placed[R]:
+        placed = self._parsed.get(row.subject)
+        if placed is None:
+            placed = self._parsed[row.subject] = Placed(row.sequence, parse(self._cls, row))
+        return placed
+
+    def _is_outdated_owner(self, row: Row) -> bool:
+        # A node that was cut off may write its old epoch late; the highest epoch wins, not the last word.
+        known = self._newest.get(row.subject)
+        return known is not None and parse(OwnerRecord, row).epoch < parse(OwnerRecord, known).epoch
+
+
+@dataclass(slots=True)
+class CopyIndex:
+    """Which copies each image has or was about to have: image → the subjects of its copies."""
+
+    by_image: dict[str, dict[str, CopyRecord]] = field(default_factory=dict)
+    _unread: dict[str, Row] = field(default_factory=dict)
+    _known: set[str] = field(default_factory=set)
+
+    def put(self, row: Row) -> None:
+        """Takes the next event of a copy in."""
+        if row.subject not in self._known:
+            self._known.add(row.subject)
+            self._unread[row.subject] = row
+
+    def of(self, image: str) -> dict[str, CopyRecord]:
+        """Subjects of the image's copies, intents included → the first thing ever said of each.
+
+        Only what never changes (image, destination, epoch) may be taken from the record.
+        """
+        for subject, row in self._unread.items():
+            record = parse(CopyRecord, row)
+            self.by_image.setdefault(record.image, {})[subject] = record
+        self._unread.clear()
+        return self.by_image.get(image, {})

@@ -1,0 +1,96 @@
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from nightferry.model.records import CopyRecord, CopyState, ImageRecord
+from nightferry.plan.restore_order import (
+    FOLDER_SPEED,
+    OBJECT_SPEED,
+    STAGING,
+    TAPE_SPEED,
+    Speed,
+    choose_copies,
+    order_reads,
+)
+from nightferry.units import GIB, MIB
+
+AT = datetime(2026, 3, 8, 2, 0, tzinfo=UTC)
+SPEEDS = {"tape": TAPE_SPEED, "cloud": OBJECT_SPEED, "folder": FOLDER_SPEED}
+
+
+def image(size_bytes: int = GIB) -> ImageRecord:
+    return ImageRecord(
+        image="i", run="r", group="SG1", store="priv1", source_kind="files", state="whole",
+        size_bytes=size_bytes, payload_bytes=size_bytes, files=1, digest="", index_offset=0, index_bytes=0,
+        index_digest="", path="SG1/priv1/i.tar", node="n", started=AT, ended=AT,
+    )  # fmt: skip
+
+
+def copy(destination: str, state: CopyState = "verified") -> CopyRecord:
+    return CopyRecord(image="i", destination=destination, epoch=1, state=state, run="r", started=AT)
+
+
+def names(*copies: CopyRecord, staged: bool = False, wanted_bytes: int | None = None) -> list[str]:
+    chosen = choose_copies(image(), copies, staged, SPEEDS, wanted_bytes=wanted_bytes)
+    return [choice.source for choice in chosen]
+
+
+def test_staging_comes_before_every_copy() -> None:
+    assert names(copy("tape"), copy("folder"), staged=True) == [STAGING, "folder", "tape"]
+    assert names(staged=True) == [STAGING]
+    assert names() == []
+
+
+def test_one_file_comes_from_a_folder_or_an_object_before_tape() -> None:
+    assert names(copy("tape"), copy("cloud"), copy("folder"), wanted_bytes=MIB) == ["folder", "cloud", "tape"]
+
+
+def test_a_tape_that_is_faster_for_much_data_comes_first() -> None:
+    big = image(800 * GIB)
+    slow = {"tape": TAPE_SPEED, "cloud": Speed(0.5, 10 * MIB)}
+    chosen = choose_copies(big, [copy("cloud"), copy("tape")], False, slow)
+    assert [choice.source for choice in chosen] == ["tape", "cloud"]
+    assert chosen[0].expected_s == 120 + 800 * GIB / (300 * MIB)
+
+
+def test_of_equally_fast_copies_the_verified_one_comes_first() -> None:
+    speeds = {"a": OBJECT_SPEED, "b": OBJECT_SPEED}
+    chosen = choose_copies(image(), [copy("a", "whole"), copy("b", "verified")], False, speeds)
+    assert [choice.source for choice in chosen] == ["b", "a"]
+
+
+def test_suspect_copies_come_last_and_unusable_ones_not_at_all() -> None:
+    chosen = choose_copies(
+        image(),
+        [
+            copy("folder", "suspect"),
+            copy("tape"),
+            copy("a", "damaged"),
+            copy("b", "lost"),
+            copy("c", "writing"),
+        ],
+        False,
+        SPEEDS,
+    )
+    assert [(choice.source, choice.doubtful) for choice in chosen] == [("tape", False), ("folder", True)]
+
+
+def test_a_destination_of_unknown_speed_counts_as_tape() -> None:
+    assert names(copy("unheard of"), copy("cloud"), wanted_bytes=1) == ["cloud", "unheard of"]
+
+
+@dataclass(frozen=True)
+class Row:
+    offset: int
+    length: int
+
+
+def test_reads_go_forward_and_near_ranges_become_one() -> None:
+    rows = [Row(5000, 100), Row(0, 100), Row(150, 50), Row(5050, 300), Row(9000, 0)]
+    reads = order_reads(rows, near_bytes=50)
+    assert [(r.offset, r.length) for r in reads] == [(0, 200), (5000, 350), (9000, 0)]
+    assert [row for read in reads for row in read.rows] == sorted(rows, key=lambda r: r.offset)
+    assert [(r.offset, r.length) for r in order_reads([Row(0, 100), Row(151, 1)], near_bytes=50)] == [
+        (0, 100),
+        (151, 1),
+    ]
+    assert order_reads([]) == []
