@@ -1,7 +1,7 @@
 """Extended attributes and POSIX ACLs: as the kernel has them, as a tar member has them.
 
-ACLs travel as text with numeric ids (``SCHILY.acl.*``, star's and GNU tar's convention), because GNU tar restores
-nothing else; the kernel's binary form is in ``linux/posix_acl_xattr.h``.
+ACLs travel as text with numeric ids (``SCHILY.acl.*``, star's and GNU tar's convention), because GNU tar
+restores nothing else. Source of the kernel's binary form: ``linux/posix_acl_xattr.h``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _NO_ATTRIBUTES = {errno.ENOTSUP, errno.ENODATA, errno.ENOSYS}
 class Attributes:
     """What a file carries beyond its mode.
 
-    ``xattrs`` are (name, value) pairs sorted by name, without ``system.*``; the ACLs are text, one entry a line,
-    empty when the mode says everything.
+    ``xattrs`` are (name, value) pairs sorted by name, without ``system.*``; the ACLs are text, one entry a
+    line, empty when the mode says everything.
     """
 
     xattrs: tuple[tuple[bytes, bytes], ...] = ()

@@ -1,37 +1,20 @@
-"""The chunk table: a digest of every 1 MiB of an image, and a reader that lets nothing unproved through."""
+"""A reader that checks an image's bytes against its chunk table and lets nothing unproved through."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
-
-from xxhash import xxh3_64_digest
 
 from nightferry.errors import IntegrityError
 from nightferry.transfer.base import CHUNK_BYTES, ByteReader
-
-DIGEST_BYTES: Final = 8
-
-
-def chunk_table(pieces: Iterator[bytes] | Iterator[memoryview]) -> bytes:
-    """The chunk table of bytes that arrive in pieces of any length."""
-    digests = []
-    held = bytearray()
-    for piece in pieces:
-        held += piece
-        while len(held) >= CHUNK_BYTES:
-            digests.append(xxh3_64_digest(held[:CHUNK_BYTES]))
-            del held[:CHUNK_BYTES]
-    if held:
-        digests.append(xxh3_64_digest(held))
-    return b"".join(digests)
+from nightferry.transfer.digest import ENTRY_BYTES, check_chunk
 
 
 class CheckedReader:
     """A ``ByteReader`` over another one that hands out only bytes whose chunk was checked.
 
-    A range costs at most the rest of its first and of its last chunk: less than 2 MiB more than was asked for. The last
-    chunk read is kept, so that ranges in ascending order read no chunk twice. Not for several threads at once.
+    A range costs at most the rest of its first and of its last chunk: less than 2 MiB more than was asked
+    for. The last chunk read is kept, so that ranges in ascending order read no chunk twice. Not for several
+    threads at once.
 
     Args:
         reader: Where the image's bytes are.
@@ -42,7 +25,7 @@ class CheckedReader:
     """
 
     def __init__(self, reader: ByteReader, table: bytes) -> None:
-        if len(table) != DIGEST_BYTES * -(-reader.size_bytes // CHUNK_BYTES):
+        if len(table) != ENTRY_BYTES * -(-reader.size_bytes // CHUNK_BYTES):
             raise IntegrityError(
                 f"a chunk table of {len(table)} bytes does not belong to an image of {reader.size_bytes} bytes"
             )
@@ -78,8 +61,8 @@ class CheckedReader:
             number += 1
         if offset == end:
             return
-        for number, chunk in self._chunks(number, -(-end // CHUNK_BYTES)):
-            start = number * CHUNK_BYTES
+        for found, chunk in self._chunks(number, -(-end // CHUNK_BYTES)):
+            start = found * CHUNK_BYTES
             yield memoryview(chunk)[max(offset - start, 0) : end - start]
 
     def _chunks(self, first: int, stop: int) -> Iterator[tuple[int, bytes]]:
@@ -94,14 +77,9 @@ class CheckedReader:
             while len(held) >= CHUNK_BYTES or (held and not length):
                 chunk = bytes(memoryview(held)[:CHUNK_BYTES])
                 del held[:CHUNK_BYTES]
-                self._check(number, chunk)
+                check_chunk(self._table, number, chunk)
+                self._kept = (number, chunk)
                 yield number, chunk
                 number += 1
         if number != stop:
             raise IntegrityError(f"the image ended in chunk {number}; chunks up to {stop} were expected")
-
-    def _check(self, number: int, chunk: bytes) -> None:
-        at = number * DIGEST_BYTES
-        if xxh3_64_digest(chunk) != self._table[at : at + DIGEST_BYTES]:
-            raise IntegrityError(f"chunk {number} of the image (1 MiB each) is damaged: its digest differs")
-        self._kept = (number, chunk)

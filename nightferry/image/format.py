@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from blake3 import blake3
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from nightferry.errors import IntegrityError
@@ -30,8 +29,8 @@ _END_TEXT: Final = re.compile(
 class ImageHeader(BaseModel):
     """What an image is: the content of ``.nightferry/image.json``.
 
-    ``source`` says what was asked for (path, exclude ...) and never holds a secret. ``base`` is the image that
-    a level above 0 builds on.
+    ``source`` says what was asked for (path, exclude ...) and never holds a secret. ``base`` is the image
+    that a level above 0 builds on.
     """
 
     # Later formats add keys; an older reader must still read such an image.
@@ -108,10 +107,3 @@ class ImageEnd:
         if tail != end.encode():
             raise IntegrityError("the image's end is damaged")
         return end
-
-
-def image_digest(chunks: bytes, index: bytes) -> str:
-    """The digest that names an image's bytes: BLAKE3 of the chunk table followed by the index, hex."""
-    digest = blake3(chunks)
-    digest.update(index)
-    return digest.hexdigest()

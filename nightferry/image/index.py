@@ -148,7 +148,7 @@ class Index:
         return None
 
     def below(self, directory: bytes) -> Iterator[IndexRow]:
-        """The directory itself, when it has a row, then every row below it, by path. ``.`` is the whole store."""
+        """The directory itself, when it has a row, then every row below it, by path; ``.`` is the store."""
         if directory == b".":
             yield from self
             return

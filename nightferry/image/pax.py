@@ -10,7 +10,7 @@ MAX_INT64: Final = (1 << 63) - 1
 
 
 def pax_record(keyword: bytes, value: bytes) -> bytes:
-    """One record of an extended header: its own length in decimal, a space, keyword, ``=``, value, newline."""
+    """One record of an extended header: its length in decimal, a space, keyword, ``=``, value, newline."""
     rest = len(keyword) + len(value) + 3
     length = rest + len(str(rest))
     if rest + len(str(length)) != length:

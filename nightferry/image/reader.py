@@ -25,8 +25,8 @@ from nightferry.transfer.base import ByteReader
 class ImageReader:
     """An image behind any ``ByteReader``: a staged file, a copy at a destination.
 
-    Nothing is read before it is asked for. Ranges are read in the order in which they are asked for, so rows in the
-    order of their ``offset`` make one forward pass (a tape does not turn back).
+    Nothing is read before it is asked for, and then in the order of asking: rows in the order of their
+    ``offset`` make one forward pass (a tape does not turn back).
 
     Args:
         reader: The image's bytes.
@@ -137,8 +137,8 @@ class ImageReader:
     def payload(self, row: IndexRow) -> Iterator[tuple[int, memoryview]]:
         """The content of a file or hard link: (offset in the file, bytes) in ascending order.
 
-        Ranges of the file that no piece covers are holes, up to ``row.size``. A piece is valid until the next is asked
-        for. The content is proved only when the iterator has ended without raising.
+        Ranges of the file that no piece covers are holes, up to ``row.size``. A piece is valid until the next
+        is asked for. The content is proved only when the iterator has ended without raising.
 
         Raises:
             SourceError: the image holds no content for the row (vanished, unreadable, a directory ...).

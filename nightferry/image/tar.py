@@ -1,7 +1,8 @@
 """Tar members, bytes in and bytes out: POSIX pax headers as GNU tar reads and writes them.
 
-Sources: IEEE Std 1003.1-2001 *pax* (ustar fields, extended header records); GNU tar manual, "Storing Sparse Files"
-(format 1.0) and tar 1.34 for the ``SCHILY.*`` keywords. docs/image-format.md says which of them an image uses.
+Sources: IEEE Std 1003.1-2001 *pax* (ustar fields, extended header records); GNU tar manual, "Storing Sparse
+Files" (format 1.0) and tar 1.34 for the ``SCHILY.*`` keywords. docs/image-format.md says which of them an image
+uses.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Segments = tuple[tuple[int, int], ...]
 """(offset in the file, bytes) of each stored piece of a sparse file, ascending."""
 
 _TYPE_FLAGS: Final[dict[MemberType, bytes]] = {
-    "file": b"0", "hardlink": b"1", "symlink": b"2", "char": b"3", "block": b"4", "directory": b"5", "fifo": b"6",
+    "file": b"0", "hardlink": b"1", "symlink": b"2", "char": b"3", "block": b"4", "directory": b"5",
+    "fifo": b"6",
 }  # fmt: skip
 _FLAG_TYPES: Final = {flag: name for name, flag in _TYPE_FLAGS.items()} | {b"\0": cast(MemberType, "file")}
 _SPARSE_DIRECTORY: Final = b"GNUSparseFile.0/"
@@ -134,12 +136,13 @@ def encode_header(member: Member, position: int, *, stream: bool = False) -> byt
 
     Args:
         member: What to write; its ``path`` without a trailing slash.
-        position: Offset in the image at which the bytes will be written, a multiple of 512; decides the padding.
+        position: Offset in the image at which the bytes will be written, a multiple of 512; decides the
+            padding.
         stream: The size is not known: 20 zero digits are reserved at ``STREAM_SIZE_AT``.
 
     Returns:
-        A multiple of 512 bytes. With a payload of ``ALIGN_FROM`` bytes or a stream, ``position`` plus their number is
-        a multiple of ``ALIGNMENT``.
+        A multiple of 512 bytes. With a payload of ``ALIGN_FROM`` bytes or a stream, ``position`` plus their
+        number is a multiple of ``ALIGNMENT``.
 
     Raises:
         ValueError: the extended header would be larger than ``MAX_EXTENDED_HEADER``.
@@ -194,7 +197,7 @@ def encode_header(member: Member, position: int, *, stream: bool = False) -> byt
 
 
 def _placed(extended: bytes, fixed: int) -> bytes:
-    """Adds a ``comment`` record so that ``fixed`` plus the padded extended header is a multiple of ``ALIGNMENT``."""
+    """Adds a ``comment`` record so that ``fixed`` plus the padded whole is a multiple of ``ALIGNMENT``."""
     blocks = len(extended) + padding(len(extended))
     if (fixed + blocks) % ALIGNMENT == 0:
         return extended
