@@ -24,7 +24,7 @@ class ByteReader(Protocol):
         """
 
     def stream(self, offset: int, length: int) -> Iterator[memoryview]:
-        """The same bytes in order, in pieces of at most a few MiB; a piece is valid until the next is asked for."""
+        """The same bytes in order, in pieces of a few MiB; a piece is valid until the next is asked for."""
 
 
 class PayloadHasher(Protocol):
@@ -49,8 +49,8 @@ class ByteSink(Protocol):
     def copy_from(self, fd: int, offset: int, length: int, hasher: PayloadHasher | None) -> int:
         """Appends ``length`` bytes of ``fd`` from ``offset``; returns when all were read and hashed.
 
-        Returns how many bytes the source really had; the rest up to ``length`` is written as zeros (and hashed as
-        such), so that what was announced in a header stays true.
+        Returns how many bytes the source really had; the rest up to ``length`` is written as zeros (and
+        hashed as such), so that what was announced in a header stays true.
         """
 
     def patch(self, position: int, data: bytes) -> None:

@@ -1,0 +1,155 @@
+"""Extended attributes and POSIX ACLs: as the kernel has them, as a tar member has them.
+
+ACLs travel as text with numeric ids (``SCHILY.acl.*``, star's and GNU tar's convention), because GNU tar
+restores nothing else. Source of the kernel's binary form: ``linux/posix_acl_xattr.h``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from nightferry.errors import IntegrityError
+from nightferry.image.pax import pax_record
+
+XATTR_PREFIX = b"SCHILY.xattr."
+ACL_ACCESS = b"SCHILY.acl.access"
+ACL_DEFAULT = b"SCHILY.acl.default"
+
+_ACL_VERSION = 2
+_ACL_ENTRY = struct.Struct("<HHI")
+_ACL_TAGS = {0x01: b"user", 0x02: b"user", 0x04: b"group", 0x08: b"group", 0x10: b"mask", 0x20: b"other"}
+_NAMED_TAGS = {0x02, 0x08}
+_NO_ID = 0xFFFFFFFF
+_NO_ATTRIBUTES = {errno.ENOTSUP, errno.ENODATA, errno.ENOSYS}
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What a file carries beyond its mode.
+
+    ``xattrs`` are (name, value) pairs sorted by name, without ``system.*``; the ACLs are text, one entry a
+    line, empty when the mode says everything.
+    """
+
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+    acl_access: bytes = b""
+    acl_default: bytes = b""
+
+    def records(self) -> list[tuple[bytes, bytes]]:
+        """The ``SCHILY.*`` records of a tar member, ordered by keyword."""
+        records = [(XATTR_PREFIX + encode_keyword(name), value) for name, value in self.xattrs]
+        if self.acl_access:
+            records.append((ACL_ACCESS, self.acl_access))
+        if self.acl_default:
+            records.append((ACL_DEFAULT, self.acl_default))
+        return sorted(records)
+
+    def digest(self) -> bytes | None:
+        """BLAKE3 of the pax records; None when there are none."""
+        records = self.records()
+        return blake3(b"".join(pax_record(k, v) for k, v in records)).digest() if records else None
+
+
+NO_ATTRIBUTES = Attributes()
+
+
+def encode_keyword(name: bytes) -> bytes:
+    """An attribute's name as it may stand before the ``=`` of a pax record (GNU tar's escapes)."""
+    return name.replace(b"%", b"%25").replace(b"=", b"%3D")
+
+
+def decode_keyword(name: bytes) -> bytes:
+    """The inverse of :func:`encode_keyword`."""
+    return name.replace(b"%3D", b"=").replace(b"%25", b"%")
+
+
+def read_attributes(target: int | bytes) -> Attributes:
+    """Reads what a file carries.
+
+    Args:
+        target: A descriptor, or a path whose last component is not followed.
+
+    Raises:
+        OSError: they cannot be read. A file system without attributes is no error.
+    """
+    follow = isinstance(target, int)
+    try:
+        names = os.listxattr(target, follow_symlinks=follow)
+    except OSError as error:
+        if error.errno in _NO_ATTRIBUTES:
+            return NO_ATTRIBUTES
+        raise
+    if not names:
+        return NO_ATTRIBUTES
+    xattrs = []
+    acls = {}
+    for name in names:
+        raw_name = os.fsencode(name)
+        is_acl = raw_name in (b"system.posix_acl_access", b"system.posix_acl_default")
+        if raw_name.startswith(b"system.") and not is_acl:
+            continue
+        try:
+            value = os.getxattr(target, name, follow_symlinks=follow)
+        except OSError as error:
+            if error.errno == errno.ENODATA:  # removed since it was listed
+                continue
+            raise
+        if is_acl:
+            acls[raw_name] = acl_to_text(value)
+        else:
+            xattrs.append((raw_name, value))
+    return Attributes(
+        tuple(sorted(xattrs)),
+        acls.get(b"system.posix_acl_access", b""),
+        acls.get(b"system.posix_acl_default", b""),
+    )
+
+
+def acl_to_text(value: bytes) -> bytes:
+    """A kernel ACL (the value of ``system.posix_acl_*``) → text.
+
+    Raises:
+        IntegrityError: not an ACL of version 2.
+    """
+    if (
+        len(value) < 4
+        or (len(value) - 4) % _ACL_ENTRY.size
+        or struct.unpack_from("<I", value)[0] != _ACL_VERSION
+    ):
+        raise IntegrityError("not a POSIX ACL of version 2")
+    lines = []
+    for tag, permissions, who in _ACL_ENTRY.iter_unpack(value[4:]):
+        if tag not in _ACL_TAGS or permissions > 7:
+            raise IntegrityError(f"not a POSIX ACL: an entry with tag {tag} and permissions {permissions}")
+        name = b"%d" % who if tag in _NAMED_TAGS else b""
+        bits = bytes(
+            letter if permissions & bit else 0x2D for letter, bit in ((0x72, 4), (0x77, 2), (0x78, 1))
+        )
+        lines.append(b"%s:%s:%s\n" % (_ACL_TAGS[tag], name, bits))
+    return b"".join(lines)
+
+
+def acl_from_text(text: bytes) -> bytes:
+    """Text with numeric ids → the value of ``system.posix_acl_*``; the inverse of :func:`acl_to_text`.
+
+    Raises:
+        IntegrityError: not such a text.
+    """
+    entries = []
+    for line in text.replace(b",", b"\n").split():
+        fields = line.split(b":")
+        if len(fields) < 3 or len(fields[2]) != 3:
+            raise IntegrityError(f"not an ACL entry: {line[:80]!r}")
+        word, who, bits = fields[:3]
+        tags = {tag for tag, name in _ACL_TAGS.items() if name == word and (tag in _NAMED_TAGS) == bool(who)}
+        valid = all(bit in (ord("-"), letter) for bit, letter in zip(bits, b"rwx", strict=True))
+        if not tags or not valid or (who and not (who.isdigit() and int(who) < _NO_ID)):
+            raise IntegrityError(f"not an ACL entry: {line[:80]!r}")
+        permissions = sum(value for bit, value in zip(bits, (4, 2, 1), strict=True) if bit != ord("-"))
+        entries.append((tags.pop(), permissions, int(who) if who else _NO_ID))
+    return struct.pack("<I", _ACL_VERSION) + b"".join(_ACL_ENTRY.pack(*entry) for entry in sorted(entries))

@@ -1,0 +1,85 @@
+"""A reader that checks an image's bytes against its chunk table and lets nothing unproved through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nightferry.errors import IntegrityError
+from nightferry.transfer.base import CHUNK_BYTES, ByteReader
+from nightferry.transfer.digest import ENTRY_BYTES, check_chunk
+
+
+class CheckedReader:
+    """A ``ByteReader`` over another one that hands out only bytes whose chunk was checked.
+
+    A range costs at most the rest of its first and of its last chunk: less than 2 MiB more than was asked
+    for. The last chunk read is kept, so that ranges in ascending order read no chunk twice. Not for several
+    threads at once.
+
+    Args:
+        reader: Where the image's bytes are.
+        table: Its chunk table.
+
+    Raises:
+        IntegrityError: the table does not fit the image's size.
+    """
+
+    def __init__(self, reader: ByteReader, table: bytes) -> None:
+        if len(table) != ENTRY_BYTES * -(-reader.size_bytes // CHUNK_BYTES):
+            raise IntegrityError(
+                f"a chunk table of {len(table)} bytes does not belong to an image of {reader.size_bytes} bytes"
+            )
+        self._reader = reader
+        self._table = table
+        self._kept: tuple[int, bytes] = (-1, b"")
+
+    @property
+    def size_bytes(self) -> int:
+        return self._reader.size_bytes
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``, checked.
+
+        Raises:
+            IntegrityError: a chunk is not what the table says, or the range ends beyond the end.
+            DestinationError: the bytes cannot be had.
+        """
+        return b"".join(self.stream(offset, length))
+
+    def stream(self, offset: int, length: int) -> Iterator[memoryview]:
+        """The same bytes in order, in pieces of at most 1 MiB."""
+        if offset < 0 or length < 0 or offset + length > self.size_bytes:
+            raise IntegrityError(
+                f"bytes {offset} to {offset + length} lie beyond the image's end at {self.size_bytes}"
+            )
+        end = offset + length
+        number = offset // CHUNK_BYTES
+        if length and number == self._kept[0]:
+            piece = memoryview(self._kept[1])[offset - number * CHUNK_BYTES : end - number * CHUNK_BYTES]
+            yield piece
+            offset += len(piece)
+            number += 1
+        if offset == end:
+            return
+        for found, chunk in self._chunks(number, -(-end // CHUNK_BYTES)):
+            start = found * CHUNK_BYTES
+            yield memoryview(chunk)[max(offset - start, 0) : end - start]
+
+    def _chunks(self, first: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Whole chunks ``first`` to ``stop`` (exclusive), each checked and then kept."""
+        start = first * CHUNK_BYTES
+        length = min(stop * CHUNK_BYTES, self.size_bytes) - start
+        held = bytearray()
+        number = first
+        for piece in self._reader.stream(start, length):
+            held += piece
+            length -= len(piece)
+            while len(held) >= CHUNK_BYTES or (held and not length):
+                chunk = bytes(memoryview(held)[:CHUNK_BYTES])
+                del held[:CHUNK_BYTES]
+                check_chunk(self._table, number, chunk)
+                self._kept = (number, chunk)
+                yield number, chunk
+                number += 1
+        if number != stop:
+            raise IntegrityError(f"the image ended in chunk {number}; chunks up to {stop} were expected")

@@ -1,0 +1,252 @@
+"""The index: an image's files and where each lies, as a Parquet file sorted by path.
+
+Group statistics make one path or one directory a matter of reading one or a few row groups.
+"""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Final, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nightferry.errors import IntegrityError
+from nightferry.image.tar import MemberType, Segments
+
+ROWS_PER_GROUP: Final = 8192
+MAX_ROWS_PER_GROUP: Final = 65_536
+MAX_GROUP_BYTES: Final = 1 << 30
+
+EntryType = Literal[MemberType, "socket"]
+Outcome = Literal["whole", "vanished", "changed", "unreadable"]
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("path", pa.binary(), nullable=False),
+        pa.field("type", pa.string(), nullable=False),
+        pa.field("link_target", pa.binary()),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("mode", pa.int32(), nullable=False),
+        pa.field("uid", pa.int64(), nullable=False),
+        pa.field("gid", pa.int64(), nullable=False),
+        pa.field("uname", pa.binary(), nullable=False),
+        pa.field("gname", pa.binary(), nullable=False),
+        pa.field("mtime_ns", pa.int64(), nullable=False),
+        pa.field("ctime_ns", pa.int64(), nullable=False),
+        pa.field("dev", pa.uint64(), nullable=False),
+        pa.field("inode", pa.uint64(), nullable=False),
+        pa.field("nlink", pa.int64(), nullable=False),
+        pa.field("attributes_digest", pa.binary(32)),
+        pa.field("sparse", pa.list_(pa.int64())),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("length", pa.int64(), nullable=False),
+        pa.field("payload_offset", pa.int64(), nullable=False),
+        pa.field("payload_length", pa.int64(), nullable=False),
+        pa.field("blake3", pa.binary(32)),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("deleted", pa.bool_(), nullable=False),
+        pa.field("fh_info", pa.uint64()),
+        pa.field("node", pa.uint64()),
+        pa.field("note", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """One path of an image; fields as in docs/image-format.md.
+
+    ``offset`` is −1 when the image holds no member for it (vanished, unreadable, deleted, a socket).
+    A hard link's payload fields are those of the file it links to.
+    """
+
+    path: bytes
+    type: EntryType
+    link_target: bytes | None = None
+    size: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    uname: bytes = b""
+    gname: bytes = b""
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    dev: int = 0
+    inode: int = 0
+    nlink: int = 1
+    attributes_digest: bytes | None = None
+    sparse: Segments | None = None
+    offset: int = -1
+    length: int = 0
+    payload_offset: int = 0
+    payload_length: int = 0
+    blake3: bytes | None = None
+    outcome: Outcome = "whole"
+    deleted: bool = False
+    fh_info: int | None = None
+    node: int | None = None
+    note: str = ""
+
+    @property
+    def stored(self) -> bool:
+        """The image holds a member for it."""
+        return self.offset >= 0
+
+    @property
+    def digest(self) -> str:
+        """The payload's BLAKE3 in hex, or empty."""
+        return self.blake3.hex() if self.blake3 is not None else ""
+
+
+FIELDS: Final = tuple(field.name for field in fields(IndexRow))
+
+
+class Index:
+    """A reader of one index.
+
+    Args:
+        data: The Parquet file's bytes.
+
+    Raises:
+        IntegrityError: not an index, or one beyond the format's limits.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        try:
+            self._file = pq.ParquetFile(
+                io.BytesIO(data), thrift_string_size_limit=1 << 30, thrift_container_size_limit=1 << 24
+            )
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise IntegrityError(f"not an index: {error}") from error
+        self._check_schema()
+        metadata = self._file.metadata
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            if not 0 < group.num_rows <= MAX_ROWS_PER_GROUP or group.total_byte_size > MAX_GROUP_BYTES:
+                raise IntegrityError(f"row group {number} of the index is beyond the format's limits")
+        self._first: dict[int, bytes] = {}
+        self._cached: tuple[int, pa.Table, list[bytes]] | None = None
+
+    def __len__(self) -> int:
+        return int(self._file.metadata.num_rows)
+
+    def __iter__(self) -> Iterator[IndexRow]:
+        """Every row, by path; one row group is in memory at a time."""
+        for number in range(self._file.num_row_groups):
+            yield from _rows(self._group(number)[0], 0)
+
+    def lookup(self, path: bytes) -> IndexRow | None:
+        """The row of one path; None when the image does not know it."""
+        for row in self._from(path):
+            return row if row.path == path else None
+        return None
+
+    def below(self, directory: bytes) -> Iterator[IndexRow]:
+        """The directory itself, when it has a row, then every row below it, by path; ``.`` is the store."""
+        if directory == b".":
+            yield from self
+            return
+        row = self.lookup(directory)
+        if row is not None:
+            yield row
+        yield from self.prefix(directory + b"/")
+
+    def prefix(self, prefix: bytes) -> Iterator[IndexRow]:
+        """Every row whose path begins with the bytes ``prefix``, by path."""
+        for row in self._from(prefix):
+            if not row.path.startswith(prefix):
+                return
+            yield row
+
+    def columns(self, names: list[str]) -> pa.Table:
+        """Whole columns, for work on all rows at once."""
+        return self._decoded(lambda: self._file.read(columns=names, use_threads=False))
+
+    def _from(self, path: bytes) -> Iterator[IndexRow]:
+        """Rows from the first one not before ``path``."""
+        low, high = 0, self._file.num_row_groups
+        while low < high:
+            middle = (low + high) // 2
+            if self._first_path(middle) <= path:
+                low = middle + 1
+            else:
+                high = middle
+        for number in range(max(low - 1, 0), self._file.num_row_groups):
+            table, paths = self._group(number)
+            yield from _rows(table, bisect_left(paths, path))
+
+    def _first_path(self, number: int) -> bytes:
+        if number not in self._first:
+            statistics = self._file.metadata.row_group(number).column(0).statistics
+            if statistics is not None and statistics.has_min_max:
+                self._first[number] = bytes(statistics.min)
+            else:  # the writer leaves statistics of very long paths out
+                self._first[number] = self._group(number)[1][0]
+        return self._first[number]
+
+    def _group(self, number: int) -> tuple[pa.Table, list[bytes]]:
+        if self._cached is None or self._cached[0] != number:
+            table = self._decoded(lambda: self._file.read_row_group(number, columns=list(FIELDS)))
+            paths = table.column("path").to_pylist()
+            if any(a >= b for a, b in pairwise(paths)):
+                raise IntegrityError(f"row group {number} of the index is not sorted")
+            self._cached = (number, table, paths)
+        return self._cached[1], self._cached[2]
+
+    def _decoded(self, read: Callable[[], pa.Table]) -> pa.Table:
+        try:
+            return read()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise IntegrityError(f"the index is damaged: {error}") from error
+
+    def _check_schema(self) -> None:
+        found = self._file.schema_arrow
+        for field in SCHEMA:
+            position = found.get_field_index(field.name)
+            if position < 0 or not _same_type(found.field(position).type, field.type):
+                raise IntegrityError(f"not an index: column {field.name} is missing or of another type")
+        if found.field(0).name != "path":
+            raise IntegrityError("not an index: its first column is not path")
+
+
+def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_list(wanted):
+        return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
+    return bool(found == wanted)
+
+
+def _rows(table: pa.Table, start: int) -> Iterator[IndexRow]:
+    """Rows from ``start`` on, made in growing slices: most callers want one or a few."""
+    step = 1
+    while start < table.num_rows:
+        yield from rows_of(table.slice(start, step))
+        start += step
+        step = min(step * 8, ROWS_PER_GROUP)
+
+
+def rows_of(table: pa.Table) -> list[IndexRow]:
+    """The rows of a table with the index's columns.
+
+    Raises:
+        IntegrityError: a null or a sparse map where none may be.
+    """
+    columns = {name: table.column(name).to_pylist() for name in FIELDS}
+    for name in FIELDS:
+        if not SCHEMA.field(name).nullable and table.column(name).null_count:
+            raise IntegrityError(f"the index has nulls in column {name}")
+    columns["sparse"] = [_segments(flat) for flat in columns["sparse"]]
+    return [IndexRow(*values) for values in zip(*(columns[name] for name in FIELDS), strict=True)]
+
+
+def _segments(flat: list[int] | None) -> Segments | None:
+    if flat is None:
+        return None
+    if len(flat) % 2:
+        raise IntegrityError("the index has a sparse map of an odd length")
+    return tuple(zip(flat[::2], flat[1::2], strict=True))

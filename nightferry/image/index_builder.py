@@ -1,0 +1,147 @@
+"""Building an index in bounded memory: rows arrive in the order of the tar, the file is sorted by path."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from nightferry.errors import IntegrityError
+from nightferry.image.index import FIELDS, ROWS_PER_GROUP, SCHEMA, IndexRow
+
+SPILL_ROWS: Final = 65_536
+_DICTIONARY: Final = ["type", "mode", "uid", "gid", "uname", "gname", "dev", "nlink", "outcome", "note"]
+
+
+class IndexBuilder:
+    """Collects rows and writes them as one Parquet file sorted by path.
+
+    Up to ``spill_rows`` rows are Python objects (about 50 MB); each full batch goes to an unlinked temporary
+    file. ``finish`` holds the paths of all rows, 16 bytes a row beside them, and the Parquet file itself (about
+    80 bytes a row).
+
+    Args:
+        spill_directory: Where the temporary file is made; the system's default when None.
+        spill_rows: Rows of a batch.
+    """
+
+    def __init__(self, spill_directory: Path | None = None, *, spill_rows: int = SPILL_ROWS) -> None:
+        self._spill_directory = spill_directory
+        self._spill_rows = spill_rows
+        self._columns: list[list[Any]] = [[] for _ in FIELDS]
+        self._spill: BinaryIO | None = None
+        self._spill_writer: pa.RecordBatchFileWriter | None = None
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def add(self, row: IndexRow) -> None:
+        """Adds a row; paths must be unique over all of them."""
+        for column, name in zip(self._columns, FIELDS, strict=True):
+            column.append(getattr(row, name))
+        self._rows += 1
+        if len(self._columns[0]) >= self._spill_rows:
+            self._spill_batch()
+
+    def finish(self) -> bytes:
+        """The Parquet file. The builder is empty and closed afterwards.
+
+        Raises:
+            IntegrityError: two rows have one path.
+        """
+        try:
+            return self._write(self._batches())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Gives the temporary file back. May be called twice."""
+        if self._spill_writer is not None:
+            self._spill_writer.close()
+            self._spill_writer = None
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None
+
+    def _batch(self) -> pa.RecordBatch:
+        sparse = FIELDS.index("sparse")
+        self._columns[sparse] = [
+            None if segments is None else [n for segment in segments for n in segment]
+            for segments in self._columns[sparse]
+        ]
+        arrays = [pa.array(column, field.type) for column, field in zip(self._columns, SCHEMA, strict=True)]
+        self._columns = [[] for _ in FIELDS]
+        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+    def _spill_batch(self) -> None:
+        if self._spill_writer is None:
+            self._spill = tempfile.TemporaryFile(dir=self._spill_directory)  # noqa: SIM115 - closed by close()
+            self._spill_writer = pa.ipc.new_file(self._spill, SCHEMA)
+        self._spill_writer.write_batch(self._batch())
+
+    def _batches(self) -> list[pa.RecordBatch]:
+        last = self._batch()
+        if self._spill_writer is None or self._spill is None:
+            return [last]
+        self._spill_writer.close()
+        self._spill_writer = None
+        self._spill.flush()
+        # Mapped, not read: a batch's columns come into memory only while its rows are taken.
+        reader = pa.ipc.open_file(pa.memory_map(f"/proc/self/fd/{self._spill.fileno()}"))
+        return [*(reader.get_batch(number) for number in range(reader.num_record_batches)), last]
+
+    def _write(self, batches: list[pa.RecordBatch]) -> bytes:
+        paths = pa.chunked_array([batch.column(0) for batch in batches], pa.binary())
+        order = pc.sort_indices(paths)
+        starts = [0]
+        for batch in batches:
+            starts.append(starts[-1] + batch.num_rows)
+        buffer = io.BytesIO()
+        previous: bytes | None = None
+        with pq.ParquetWriter(
+            buffer,
+            SCHEMA,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=_DICTIONARY,
+            column_encoding={"path": "DELTA_BYTE_ARRAY"},
+            write_statistics=["path"],
+            store_schema=False,
+        ) as writer:
+            for start in range(0, len(order), ROWS_PER_GROUP):
+                group = _take(batches, starts, order.slice(start, ROWS_PER_GROUP))
+                previous = _check_unique(group.column(0), previous)
+                writer.write_batch(group, row_group_size=ROWS_PER_GROUP)
+        return buffer.getvalue()
+
+
+def _take(batches: list[pa.RecordBatch], starts: list[int], order: pa.Array) -> pa.RecordBatch:
+    """The rows of ``order``, touching only the batches they are in."""
+    wanted = order.to_numpy()
+    parts = []
+    places = []
+    for number, batch in enumerate(batches):
+        here = ((wanted >= starts[number]) & (wanted < starts[number + 1])).nonzero()[0]
+        if len(here):
+            parts.append(batch.take(pa.array(wanted[here] - starts[number])))
+            places.append(pa.array(here))
+    if len(parts) == 1:
+        return parts[0]
+    table = pa.Table.from_batches(parts).combine_chunks()
+    back = pc.sort_indices(pa.concat_arrays(places))
+    return table.take(back).combine_chunks().to_batches()[0]
+
+
+def _check_unique(paths: pa.Array, previous: bytes | None) -> bytes:
+    found = paths.to_pylist()
+    for path in found:
+        if path == previous:
+            raise IntegrityError(f"two members of the image have one path: {path!r}")
+        previous = path
+    return bytes(found[-1])
