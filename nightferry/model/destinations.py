@@ -1,0 +1,179 @@
+"""What the site file says of the places copies go to, and how long they stay there."""
+
+from __future__ import annotations
+
+from datetime import datetime, time, timedelta
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from nightferry.model.fields import (
+    AbsolutePath,
+    Bandwidth,
+    Deadline,
+    Duration,
+    Options,
+    SafeName,
+    SecretRef,
+    Section,
+    Size,
+    Url,
+    Words,
+)
+from nightferry.units import GIB, KIB
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+Streams = Annotated[int, Field(strict=True, ge=1, le=64)]
+
+
+class Retention(Section):
+    """How many images of a store stay. All zero: nothing ever expires."""
+
+    keep_last: Count = 0
+    keep_daily: Count = 0
+    keep_weekly: Count = 0
+    keep_monthly: Count = 0
+    keep_yearly: Count = 0
+
+    @property
+    def keeps_everything(self) -> bool:
+        return not any(
+            (self.keep_last, self.keep_daily, self.keep_weekly, self.keep_monthly, self.keep_yearly)
+        )
+
+
+class Encode(Section):
+    """How a copy is compressed and encrypted on the passive node."""
+
+    compress: str = ""
+    encrypt_to: Words = ()
+
+
+class Lock(Section):
+    """Object lock."""
+
+    mode: Literal["governance", "compliance"] = "governance"
+    days: Annotated[int, Field(strict=True, ge=1)]
+
+
+class Pool(Section):
+    """Cartridges for one use."""
+
+    name: SafeName = "default"
+    barcodes: Words = ("*",)
+    """Shell patterns; a cartridge belongs to the pool when one matches its barcode."""
+    autolabel: Literal["blank", "never"] = "blank"
+    wait_for_media: Duration = 8 * 3600.0
+    """Seconds to wait for a scratch cartridge, shown, while the rest goes on."""
+
+
+class VirtualLibrary(Section):
+    """A tape library made of folders."""
+
+    kind: Literal["virtual"]
+    path: AbsolutePath
+    drives: Annotated[int, Field(strict=True, ge=1, le=64)] = 2
+    slots: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 20
+    cartridge_bytes: Annotated[Size, Field(ge=64 * KIB)] = 2 * GIB
+
+
+class ScsiLibrary(Section):
+    """A library behind the kernel's own SCSI devices."""
+
+    kind: Literal["scsi"]
+    changer: AbsolutePath
+    drives: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)]
+
+
+class IscsiLibrary(Section):
+    """A library behind iSCSI."""
+
+    kind: Literal["iscsi"]
+    portal: str
+    target: str
+    user: str = ""
+    password: SecretRef | None = None
+
+
+class NdmpLibrary(Section):
+    """A library behind a NAS that speaks NDMP."""
+
+    kind: Literal["ndmp"]
+    server: SafeName
+    robot: str
+    drives: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+Library = Annotated[
+    VirtualLibrary | ScsiLibrary | IscsiLibrary | NdmpLibrary,
+    Field(discriminator="kind"),
+]
+
+
+class _DestinationBase(Section):
+    name: SafeName
+    description: str = ""
+    streams: Streams | None = None
+    """Images written at once; None: a tape library's drives, four elsewhere."""
+    bandwidth: Bandwidth = ()
+    deadline: Deadline | None = None
+    """When an owed copy counts as missing: a time of day after the window's start, or a span from it."""
+    retention: Retention | None = None
+    """Overrides the site's."""
+    encode: Encode | None = None
+
+    def rate_at(self, local: time) -> float | None:
+        """Bytes a second allowed at this site time; None when there is no limit."""
+        if not self.bandwidth:
+            return None
+        begun = [step for step in self.bandwidth if step.start <= local]
+        step = begun[-1] if begun else self.bandwidth[-1]
+        return step.bytes_per_s or None
+
+    def deadline_after(self, window_start: datetime) -> datetime | None:
+        """The first moment after ``window_start`` (aware, in site time) at which an owed copy is missing."""
+        if self.deadline is None or isinstance(self.deadline, timedelta):
+            return None if self.deadline is None else window_start + self.deadline
+        due = datetime.combine(window_start.date(), self.deadline, tzinfo=window_start.tzinfo)
+        if due <= window_start:
+            due = datetime.combine(
+                window_start.date() + timedelta(days=1), self.deadline, tzinfo=window_start.tzinfo
+            )
+        return due
+
+
+class TapeSettings(_DestinationBase):
+    """A tape library."""
+
+    kind: Literal["tape"]
+    library: Library
+    pool: Pool = Pool()
+
+
+class S3Settings(_DestinationBase):
+    """An object store that speaks S3. What is not given here follows boto3's own chain."""
+
+    kind: Literal["s3"]
+    url: Url
+    endpoint: Url | None = None
+    region: str | None = None
+    profile: str | None = None
+    ca_file: AbsolutePath | None = None
+    access_key: SecretRef | None = None
+    secret_key: SecretRef | None = None
+    lock: Lock | None = None
+
+
+class FsspecSettings(_DestinationBase):
+    """Any other URL that fsspec opens; ``file:///…`` is a folder."""
+
+    kind: Literal["fsspec"]
+    url: Url
+    options: Options = Field(default_factory=dict)
+    """Given to the fsspec file system; secrets among them are references."""
+
+
+Destination = Annotated[
+    TapeSettings | S3Settings | FsspecSettings,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,271 @@
+"""From the text of a site file to a Site; what fails is told with key, line and nearest right key."""
+
+from __future__ import annotations
+
+import difflib
+import grp
+import hashlib
+import os
+import pwd
+import re
+import stat
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from nightferry.errors import ConfigError
+from nightferry.model.consistency import problems
+from nightferry.model.site import Site
+from nightferry.model.toml_lines import Path as KeyPath
+from nightferry.model.toml_lines import TomlLines
+
+SEARCHED = (Path("nightferry.toml"), Path("/etc/nightferry/nightferry.toml"))
+MAX_BYTES = 4 << 20
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSite:
+    """A site together with the text it was read from. ``digest`` is the text's SHA-256, lower-case hex."""
+
+    site: Site
+    path: Path
+    text: str
+    digest: str
+
+
+def find_site(path: Path | None) -> Path:
+    """The site file: as given, by NIGHTFERRY_SITE, in the current folder, or the machine's own.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if path is not None:
+        return path
+    named = os.environ.get("NIGHTFERRY_SITE")
+    if named:
+        return Path(named)
+    for candidate in SEARCHED:
+        if candidate.exists():
+            return candidate
+    raise ConfigError(
+        f"no site file: neither --site, NIGHTFERRY_SITE, {' nor '.join(str(p) for p in SEARCHED)}",
+        hint="write one with `nightferry init`, or name one with --site",
+        subject="--site",
+    )
+
+
+def load_site(path: Path | None = None) -> LoadedSite:
+    """Finds, reads and checks the site file.
+
+    Raises:
+        ConfigError: there is none, others can write it, or it is not as it must be.
+    """
+    found = find_site(path)
+    text = _read_trusted(found)
+    return LoadedSite(parse_site(text, str(found)), found.resolve(), text, site_digest(text))
+
+
+def site_digest(text: str) -> str:
+    """SHA-256 of a site file's text, lower-case hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_site(text: str, source: str = "the site file") -> Site:
+    """The text of a site file → a complete, consistent Site.
+
+    Args:
+        text: TOML.
+        source: What to call it in errors: a path, a block's name.
+
+    Raises:
+        ConfigError: naming every wrong key with its line.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {_decode_place(error)}", subject=source) from None
+    lines = TomlLines(text)
+    _complete(raw)
+    try:
+        site = Site.model_validate(raw)
+    except ValidationError as error:
+        # The input may hold a secret that should have been a reference: pydantic's error is not kept.
+        complaints = [_explain(detail, raw) for detail in error.errors(include_url=False)]
+        raise _refuse(source, complaints, raw, lines) from None
+    found = list(problems(site))
+    if found:
+        raise _refuse(source, found, raw, lines)
+    return site
+
+
+def _decode_place(error: tomllib.TOMLDecodeError) -> str:
+    return re.sub(r"\(at line (\d+), column (\d+)\)", r"at line \1, column \2", str(error).lower())
+
+
+def _complete(raw: dict[str, Any]) -> None:
+    """Fills in what one BACK group makes obvious; the models refuse what is not well formed."""
+    groups = _tables(raw.get("groups"))
+    staging = raw.get("staging")
+    site = raw.get("site")
+    if "back_groups" not in raw and isinstance(staging, dict) and "path" in staging:
+        named = {g["back_group"] for g in groups if isinstance(g.get("back_group"), str)}
+        if len(named) <= 1:
+            code = site.get("name", "") if isinstance(site, dict) else ""
+            raw["back_groups"] = [
+                {"name": named.pop() if named else f"{code}-BACK-1", "path": staging["path"]}
+            ]
+    back_groups = _tables(raw.get("back_groups"))
+    if len(back_groups) == 1 and "name" in back_groups[0]:
+        for group in groups:
+            group.setdefault("back_group", back_groups[0]["name"])
+    cluster = raw.get("cluster")
+    if isinstance(cluster, dict):
+        cluster.setdefault("kind", "local")
+
+
+def _tables(value: object) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _refuse(
+    source: str, complaints: Iterable[tuple[KeyPath, str]], raw: dict[str, Any], lines: TomlLines
+) -> ConfigError:
+    told: dict[str, None] = {}
+    subject = ""
+    for path, text in complaints:
+        shown = _shown(path, raw)
+        line = lines.line(path)
+        subject = subject or shown
+        told[f"{f'line {line}: ' if line else ''}{shown}: {text}" if shown else text] = None
+    if len(told) == 1:
+        return ConfigError(f"{source}, {next(iter(told))}", subject=subject)
+    return ConfigError(f"{source}, {len(told)} errors:\n  " + "\n  ".join(told), subject=subject)
+
+
+def _shown(path: KeyPath, raw: dict[str, Any]) -> str:
+    """``("groups", 0, "stores", 1, "path")`` → ``groups[SG1].stores[priv1].path``."""
+    here: Any = raw
+    shown = ""
+    for part in path:
+        if isinstance(part, int):
+            here = here[part] if isinstance(here, list) and part < len(here) else None
+            name = here.get("name") if isinstance(here, dict) else None
+            shown += f"[{name if isinstance(name, str) else part + 1}]"
+        else:
+            here = here.get(part) if isinstance(here, dict) else None
+            shown += f".{part}" if shown else part
+    return shown
+
+
+def _explain(detail: ErrorDetails, raw: dict[str, Any]) -> tuple[KeyPath, str]:
+    """One of pydantic's errors as a path into the file and words."""
+    path = _file_path(detail["loc"], raw)
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "unknown_key":
+            near = context["near"]
+            advice = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(context['known'])}"
+            return (*path, context["key"]), f"unknown key; {advice}"
+        case "missing":
+            return path, _missing(path)
+        case "union_tag_not_found":
+            return (*path, "kind"), "is missing"
+        case "union_tag_invalid":
+            near = difflib.get_close_matches(str(context["tag"]), _WORD.findall(context["expected_tags"]), n=1)
+            advice = f"did you mean {near[0]!r}? " if near else ""
+            return (*path, "kind"), f"no kind {context['tag']!r}; {advice}there are: {context['expected_tags']}"
+        case "value_error":
+            return path, str(context["error"])
+        case "literal_error":
+            return path, f"must be {context['expected']}"
+        case _:
+            return path, detail["msg"][:1].lower() + detail["msg"][1:]
+
+
+def _missing(path: KeyPath) -> str:
+    if path == ("back_groups",):
+        return "is missing; give [staging] a path, or list the BACK groups when there are several"
+    if path[-1:] == ("back_group",):
+        return "is missing; there are several BACK groups"
+    return "is missing"
+
+
+def _file_path(loc: tuple[int | str, ...], raw: dict[str, Any]) -> KeyPath:
+    """A pydantic location without the parts that name a union's member instead of a key."""
+    here: Any = raw
+    path: list[str | int] = []
+    for position, part in enumerate(loc):
+        is_last = position == len(loc) - 1
+        match here:
+            case list() if isinstance(part, int):
+                here = here[part]
+            case dict() if part in here:
+                here = here[part]
+            case dict() if is_last and part != here.get("kind"):
+                here = None
+            case _:
+                continue
+        path.append(part)
+    return tuple(path)
+
+
+def _read_trusted(path: Path) -> str:
+    """Reads the file by one descriptor, so that what was judged is what is read.
+
+    Raises:
+        ConfigError: it is not there, cannot be read, or others than root and the caller can write it.
+    """
+    try:
+        real = path.resolve(strict=True)
+        with real.open("rb") as file:
+            _refuse_writable(os.fstat(file.fileno()), real, "the site file")
+            _refuse_writable(real.parent.stat(), real.parent, "the site file's folder")
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the site file {path}: {error.strerror}",
+            hint="name another with --site, or write one with `nightferry init`",
+            subject=str(path),
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"the site file {path} is larger than {MAX_BYTES >> 20} MiB", subject=str(path))
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"the site file {path} is not UTF-8 at line {line}", subject=str(path)) from None
+
+
+def _refuse_writable(status: os.stat_result, path: Path, what: str) -> None:
+    caller = os.geteuid()
+    if status.st_uid not in (0, caller):
+        why = f"it belongs to user {status.st_uid}"
+        cure = f"chown root {path}"
+    elif status.st_mode & stat.S_IWOTH and not (
+        stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    ):
+        why = "everyone can write it"
+        cure = f"chmod o-w {path}"
+    elif status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid, caller):
+        why = f"group {status.st_gid} can write it"
+        cure = f"chmod g-w {path}"
+    else:
+        return
+    raise ConfigError(f"{what} {path} is not to be trusted: {why}", hint=f"`{cure}`", subject=str(path))
+
+
+def _is_private_group(gid: int, caller: int) -> bool:
+    """Whether only root and the caller are in the group: root's own, or the user's own of the same name."""
+    if gid == 0:
+        return True
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(caller)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
