@@ -49,7 +49,7 @@ def write(tree: TargetTree, path: bytes, data: bytes = b"new", **more: object) -
     return tree.write_file(path, metadata, len(data), [(0, data)], **more)  # type: ignore[arg-type]  # as given
 
 
-# -- names -----------------------------------------------------------------------------------------------------------
+# names
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_root_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
         TargetTree(tmp_path / "f")
 
 
-# -- overwriting -----------------------------------------------------------------------------------------------------
+# overwriting
 
 
 def test_never_leaves_what_is_there_and_lists_it(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_an_existing_directory_keeps_its_identity(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o711
 
 
-# -- content ---------------------------------------------------------------------------------------------------------
+# content
 
 
 def test_a_source_that_fails_at_its_end_leaves_nothing(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ tree.write_file(b"x", Metadata(0o644, 0, 0, 0), 8, pieces())
     assert (tmp_path / "x").read_bytes() == b"new"
 
 
-# -- metadata --------------------------------------------------------------------------------------------------------
+# metadata
 
 
 @pytest.mark.parametrize(
@@ -532,7 +532,7 @@ with TargetTree(Path({str(target)!r}), privileged=True) as tree:
     assert run("stat", "-c", "%a", target / "d").strip() == "555"
 
 
-# -- links -----------------------------------------------------------------------------------------------------------
+# links
 
 
 def test_hard_links_are_made_to_files_of_this_restore_only(tmp_path: Path) -> None:
@@ -564,7 +564,7 @@ def test_a_hard_link_over_itself_leaves_no_temporary_name(tmp_path: Path) -> Non
     assert names(tmp_path) == ["h1", "h2"]
 
 
-# -- looking only ----------------------------------------------------------------------------------------------------
+# looking only
 
 
 def test_probing_writes_nothing_and_says_what_would_happen(tmp_path: Path) -> None:
