@@ -177,9 +177,10 @@ def _explain(detail: ErrorDetails, raw: dict[str, Any]) -> tuple[KeyPath, str]:
         case "union_tag_not_found":
             return (*path, "kind"), "is missing"
         case "union_tag_invalid":
-            near = difflib.get_close_matches(str(context["tag"]), _WORD.findall(context["expected_tags"]), n=1)
+            tag, known = str(context["tag"]), context["expected_tags"]
+            near = difflib.get_close_matches(tag, _WORD.findall(known), n=1)
             advice = f"did you mean {near[0]!r}? " if near else ""
-            return (*path, "kind"), f"no kind {context['tag']!r}; {advice}there are: {context['expected_tags']}"
+            return (*path, "kind"), f"no kind {tag!r}; {advice}there are: {known}"
         case "value_error":
             return path, str(context["error"])
         case "literal_error":

@@ -1,0 +1,310 @@
+"""What a BACK group's disk itself says: who owns it, who reads it, what was sealed and approved on it.
+
+Everything lies in ``.nightferry`` at the disk's top, so that it moves with the disk. Owner tokens *detect* a
+second owner, they do not keep one away: that is the cluster's fencing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.cluster.durable import create_file, sync_folder
+from nightferry.errors import BusyError, ClusterError, IntegrityError, NotOwner
+from nightferry.model.names import parse_run
+from nightferry.model.records import ApprovalRecord, SealRecord
+
+FOLDER = ".nightferry"
+TOKENS_KEPT = 8
+
+_TOKEN = re.compile(r"owner\.([0-9]{1,12})")
+_SEAL = re.compile(r"seal\.([0-9]{1,6})\.json")
+_M = TypeVar("_M", bound=BaseModel)
+
+
+class OwnerToken(BaseModel):
+    """Which node owns the disk. The highest epoch wins."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    epoch: int
+    node: str
+    run: str
+    at: AwareDatetime
+
+
+class Reader(BaseModel):
+    """Somebody who reads from the disk and must end before it moves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    who: str
+    host: str
+    pid: int
+    since: AwareDatetime
+
+
+class BackDisk:
+    """The disk of one BACK group, mounted at ``path`` on this node.
+
+    Args:
+        path: The mount point.
+        clock: Dates tokens and leases.
+
+    Raises:
+        ClusterError: the path is not there, or is no folder: the disk is not on this node.
+    """
+
+    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.path = path
+        self._clock = clock
+        self._require_disk()
+
+    @property
+    def folder(self) -> Path:
+        """Where the disk keeps what it says, ``.nightferry``."""
+        return self.path / FOLDER
+
+    def owner(self) -> OwnerToken | None:
+        """The owner of record; None on a disk that nobody took yet.
+
+        Raises:
+            ClusterError: the disk is away, or its newest token cannot be read.
+        """
+        self._require_disk()
+        epochs = self._epochs()
+        return _load(self.folder / f"owner.{epochs[-1]}", OwnerToken) if epochs else None
+
+    def take(self, node: str, run: str, expected_epoch: int) -> OwnerToken:
+        """Makes ``node`` the owner, with the next epoch; durable on return.
+
+        Args:
+            node: The new owner.
+            run: For which run.
+            expected_epoch: The epoch the caller saw; 0 for a disk that nobody took yet.
+
+        Raises:
+            NotOwner: somebody else took the disk since then; their token stands.
+        """
+        present = self.owner()
+        epoch = present.epoch if present is not None else 0
+        if epoch == expected_epoch:
+            token = OwnerToken(epoch=epoch + 1, node=node, run=run, at=self._clock.now())
+            try:
+                create_file(self._made(self.folder) / f"owner.{token.epoch}", _dump(token))
+            except FileExistsError:
+                present = self.owner()
+            else:
+                self._prune()
+                return token
+        holder = f"{present.node} with epoch {present.epoch}" if present is not None else "nobody"
+        raise NotOwner(
+            f"the disk {self.path} belongs to {holder}, not to epoch {expected_epoch} any more",
+            operation="take",
+            subject=str(self.path),
+        )
+
+    def confirm(self, token: OwnerToken) -> None:
+        """Raises:
+        NotOwner: ``token`` is not the newest any more; its holder must not write.
+        """
+        present = self.owner()
+        if present != token:
+            holder = f"{present.node} with epoch {present.epoch}" if present is not None else "nobody"
+            raise NotOwner(
+                f"the disk {self.path} belongs to {holder}, not to {token.node} with epoch {token.epoch}",
+                subject=str(self.path),
+            )
+
+    @contextmanager
+    def read_lease(self, who: str) -> Iterator[Reader]:
+        """Keeps the disk here while the block runs. A killed holder's lease ends with its process.
+
+        Args:
+            who: What reads, for people: ``stage two of 20261130-TEX-BACK-1``.
+
+        Raises:
+            BusyError: the disk is about to move.
+        """
+        lock = self._lock_file()
+        path = self._made(self.folder / "readers") / f"{os.getpid()}-{secrets.token_hex(6)}.json"
+        draft = path.with_suffix(".draft")
+        try:
+            self._flock(lock, fcntl.LOCK_SH)
+            reader = Reader(who=who, host=socket.gethostname(), pid=os.getpid(), since=self._clock.now())
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                # The lock on the description tells a living holder from one that was killed, so the
+                # description gets the name that others look for only when it is locked.
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                os.write(fd, _dump(reader))
+                draft.rename(path)
+                yield reader
+            finally:
+                draft.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+                os.close(fd)
+        finally:
+            os.close(lock)
+
+    def readers(self) -> list[Reader]:
+        """Who reads from the disk now, the oldest first."""
+        found = []
+        for path in _entries(self.folder / "readers"):
+            if path.suffix == ".json" and (reader := _living_reader(path)) is not None:
+                found.append(reader)
+        return sorted(found, key=lambda reader: reader.since)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keeps readers out while the block runs: for the move.
+
+        Raises:
+            BusyError: somebody reads; the message names them.
+        """
+        lock = self._lock_file()
+        try:
+            self._flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def write_seal(self, seal: SealRecord) -> None:
+        """Keeps a seal; durable on return. The same seal again changes nothing.
+
+        Raises:
+            IntegrityError: another seal of this run already has the number.
+        """
+        path = self._made(self._run_folder(seal.run)) / f"seal.{seal.number}.json"
+        self._write_once(path, seal, lambda: _load(path, SealRecord))
+
+    def read_seal(self, run: str) -> SealRecord | None:
+        """The run's newest seal; None when it was not sealed here."""
+        self._require_disk()
+        folder = self._run_folder(run)
+        numbers = sorted(int(m[1]) for path in _entries(folder) if (m := _SEAL.fullmatch(path.name)))
+        return _load(folder / f"seal.{numbers[-1]}.json", SealRecord) if numbers else None
+
+    def write_approval(self, approval: ApprovalRecord) -> None:
+        """Keeps an approval; durable on return. The same approval again changes nothing."""
+        digest = hashlib.sha256(_dump(approval)).hexdigest()[:24]
+        path = self._made(self._run_folder(approval.run)) / f"approval.{digest}.json"
+        self._write_once(path, approval, lambda: _load(path, ApprovalRecord))
+
+    def read_approvals(self, run: str) -> list[ApprovalRecord]:
+        """The run's approvals, the oldest first."""
+        self._require_disk()
+        found = [
+            _load(path, ApprovalRecord)
+            for path in _entries(self._run_folder(run))
+            if path.name.startswith("approval.") and path.suffix == ".json"
+        ]
+        return sorted(found, key=lambda approval: approval.at)
+
+    def _require_disk(self) -> None:
+        if not self.path.is_dir():
+            raise ClusterError(
+                f"the BACK group's disk is not here: {self.path}",
+                hint="mount it, or run on the node that owns it; `nightferry cluster view` names that node",
+                subject=str(self.path),
+            )
+
+    def _made(self, folder: Path) -> Path:
+        """The folder, created durably below ``.nightferry``, never the disk's own mount point."""
+        self._require_disk()
+        missing = [level for level in (folder, *folder.parents) if level != self.path and not level.exists()]
+        try:
+            for level in reversed(missing):
+                level.mkdir(mode=0o700, exist_ok=True)
+                sync_folder(level.parent)
+        except OSError as error:
+            raise ClusterError(
+                f"cannot write to the BACK group's disk {self.path}: {error.strerror}", subject=str(self.path)
+            ) from error
+        return folder
+
+    def _run_folder(self, run: str) -> Path:
+        return self.folder / "seals" / str(parse_run(run))
+
+    def _epochs(self) -> list[int]:
+        return sorted(int(m[1]) for path in _entries(self.folder) if (m := _TOKEN.fullmatch(path.name)))
+
+    def _prune(self) -> None:
+        for epoch in self._epochs()[:-TOKENS_KEPT]:
+            (self.folder / f"owner.{epoch}").unlink(missing_ok=True)
+
+    def _lock_file(self) -> int:
+        path = self._made(self.folder) / "readers.lock"
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def _flock(self, fd: int, mode: int) -> None:
+        try:
+            fcntl.flock(fd, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            readers = self.readers()
+            if readers:
+                named = ", ".join(f"{r.who} (pid {r.pid} on {r.host})" for r in readers)
+                raise BusyError(f"the disk {self.path} is read by {named}", subject=str(self.path)) from None
+            raise BusyError(f"the disk {self.path} is about to move", subject=str(self.path)) from None
+
+    @staticmethod
+    def _write_once(path: Path, record: _M, present: Callable[[], _M]) -> None:
+        try:
+            create_file(path, _dump(record))
+        except FileExistsError:
+            if present() != record:
+                raise IntegrityError(
+                    f"{path} already says something else",
+                    hint="nothing was changed; look at both with `nightferry gate show`",
+                    subject=str(path),
+                ) from None
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _living_reader(path: Path) -> Reader | None:
+    """The description, if its holder still holds it; what a killed holder left is removed."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Reader.model_validate_json(os.read(fd, 64 << 10))
+        path.unlink(missing_ok=True)
+        return None
+    finally:
+        os.close(fd)
+
+
+def _dump(record: BaseModel) -> bytes:
+    return (json.dumps(record.model_dump(mode="json"), indent=2, sort_keys=True) + "\n").encode()
+
+
+def _load(path: Path, model: type[_M]) -> _M:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not what it should be"
+        raise ClusterError(
+            f"cannot read {path}: {reason}",
+            hint="compare the BACK disk with the catalog before anything is written to it",
+            subject=str(path),
+        ) from error

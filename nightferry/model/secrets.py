@@ -1,0 +1,89 @@
+"""Secrets: references in the site file, resolved where they are used, never shown.
+
+A reference is ``env:NAME``, ``file:/PATH`` (owned by root or the caller, mode at most 0600) or
+``block:NAME``, which only the caller can resolve: the core knows no Prefect.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+
+from pydantic import SecretStr
+
+from nightferry.errors import ConfigError
+
+MAX_BYTES = 64 << 10
+
+BlockResolver = Callable[[str], str]
+"""A block's name → the secret it holds."""
+
+
+def resolve_secret(
+    reference: str, *, block: BlockResolver | None = None, environ: Mapping[str, str] = os.environ
+) -> SecretStr:
+    """The secret behind a reference.
+
+    Args:
+        reference: ``env:``, ``file:`` or ``block:`` and a name.
+        block: Resolves ``block:`` references; without it they are refused.
+        environ: Where ``env:`` references look.
+
+    Raises:
+        ConfigError: there is no such secret, or others can read its file. The secret is not in the message.
+    """
+    scheme, _, name = reference.partition(":")
+    if scheme == "env" and name:
+        return _from_environment(name, environ)
+    if scheme == "file" and name.startswith("/"):
+        return _from_file(name)
+    if scheme == "block" and name:
+        if block is None:
+            raise ConfigError(
+                f"the secret {reference} lies in Prefect, which is not used here",
+                hint="give an env: or file: reference for what runs without a Prefect server",
+                subject=reference,
+            )
+        return SecretStr(block(name))
+    # What is not a reference may be the secret itself, so it is not repeated.
+    raise ConfigError("a secret must be a reference", hint="write env:NAME, file:/PATH or block:NAME")
+
+
+def _from_environment(name: str, environ: Mapping[str, str]) -> SecretStr:
+    value = environ.get(name)
+    if not value:
+        raise ConfigError(
+            f"the secret env:{name} is not set",
+            hint=f"set {name} in the environment nightferry and its workers start in",
+            subject=f"env:{name}",
+        )
+    return SecretStr(value)
+
+
+def _from_file(name: str) -> SecretStr:
+    subject = f"file:{name}"
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret {subject}: {error.strerror}", subject=subject) from error
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"the secret {subject} is not a regular file", subject=subject)
+        if status.st_mode & 0o177 or status.st_uid not in (0, os.geteuid()):
+            raise ConfigError(
+                f"the secret {subject} is open to others: "
+                f"mode {stat.S_IMODE(status.st_mode):04o}, user {status.st_uid}",
+                hint=f"`chmod 600 {name}`, owned by root or the user that runs nightferry",
+                subject=subject,
+            )
+        data = file.read(MAX_BYTES + 1)
+    try:
+        value = data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise ConfigError(f"the secret {subject} is not UTF-8", subject=subject) from None
+    if not value or len(data) > MAX_BYTES:
+        problem = "is empty" if not value else f"is larger than {MAX_BYTES >> 10} KiB"
+        raise ConfigError(f"the secret {subject} {problem}", subject=subject)
+    return SecretStr(value)

@@ -1,0 +1,64 @@
+"""Fixed selections: which of a storage group's stores a night backs up.
+
+The first backup, or `selection fix`, fixes the list. A list that the site file changed since then is shown,
+and the last fixed one runs, so that no night quietly backs up less than the night before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nightferry.errors import ConfigError
+from nightferry.model.stores import Group, Store
+
+Rule = Literal["list", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What the site file says now against what is fixed. False when they agree."""
+
+    added: tuple[str, ...]
+    """In the site file, not fixed: not backed up."""
+    removed: tuple[str, ...]
+    """Fixed, not in the site file any more."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+def rule(group: Group) -> Rule:
+    """``all`` when the group takes whatever stores there are, ``list`` when the site file lists them."""
+    return "all" if group.postgres is not None and group.postgres.databases == "all" else "list"
+
+
+def current(group: Group) -> tuple[str, ...]:
+    """The stores that the site file lists now, in its order."""
+    return tuple(store.name for store in group.stores)
+
+
+def diff(fixed: Sequence[str], now: Sequence[str]) -> Diff:
+    """What was added and removed since the selection was fixed, each in its own list's order."""
+    return Diff(
+        added=tuple(name for name in now if name not in fixed),
+        removed=tuple(name for name in fixed if name not in now),
+    )
+
+
+def selected(fixed: Sequence[str], group: Group) -> tuple[Store, ...]:
+    """The stores a night backs up: the fixed ones, in their order.
+
+    Raises:
+        ConfigError: the site file does not say any more what a fixed store is.
+    """
+    known = {store.name: store for store in group.stores}
+    gone = [name for name in fixed if name not in known]
+    if gone:
+        raise ConfigError(
+            f"the selection of {group.name} names stores that the site file no longer has: {', '.join(gone)}",
+            hint=f"put them back, or run `nightferry selection fix {group.name}` to give them up",
+            subject=group.name,
+        )
+    return tuple(known[name] for name in fixed)
