@@ -10,6 +10,7 @@ import errno
 import os
 import struct
 from dataclasses import dataclass
+from operator import itemgetter
 
 from blake3 import blake3
 
@@ -152,4 +153,6 @@ def acl_from_text(text: bytes) -> bytes:
             raise IntegrityError(f"not an ACL entry: {line[:80]!r}")
         permissions = sum(value for bit, value in zip(bits, (4, 2, 1), strict=True) if bit != ord("-"))
         entries.append((tags.pop(), permissions, int(who) if who else _NO_ID))
-    return struct.pack("<I", _ACL_VERSION) + b"".join(_ACL_ENTRY.pack(*entry) for entry in sorted(entries))
+    return struct.pack("<I", _ACL_VERSION) + b"".join(
+        _ACL_ENTRY.pack(*entry) for entry in sorted(entries, key=itemgetter(0, 2))
+    )

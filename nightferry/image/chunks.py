@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from nightferry.errors import IntegrityError
 from nightferry.transfer.base import CHUNK_BYTES, ByteReader
 from nightferry.transfer.digest import ENTRY_BYTES, check_chunk
+
+READ_AT_ONCE: Final = 4 * CHUNK_BYTES
+"""Ranges up to this are asked for in one read: a stream that reads ahead is not worth its set-up."""
 
 
 class CheckedReader:
@@ -27,7 +31,7 @@ class CheckedReader:
     def __init__(self, reader: ByteReader, table: bytes) -> None:
         if len(table) != ENTRY_BYTES * -(-reader.size_bytes // CHUNK_BYTES):
             raise IntegrityError(
-                f"a chunk table of {len(table)} bytes does not belong to an image of {reader.size_bytes} bytes"
+                f"a chunk table of {len(table)} bytes is not that of an image of {reader.size_bytes} bytes"
             )
         self._reader = reader
         self._table = table
@@ -71,7 +75,8 @@ class CheckedReader:
         length = min(stop * CHUNK_BYTES, self.size_bytes) - start
         held = bytearray()
         number = first
-        for piece in self._reader.stream(start, length):
+        few = length <= READ_AT_ONCE
+        for piece in (self._reader.read(start, length),) if few else self._reader.stream(start, length):
             held += piece
             length -= len(piece)
             while len(held) >= CHUNK_BYTES or (held and not length):

@@ -22,8 +22,8 @@ class IndexBuilder:
     """Collects rows and writes them as one Parquet file sorted by path.
 
     Up to ``spill_rows`` rows are Python objects (about 50 MB); each full batch goes to an unlinked temporary
-    file. ``finish`` holds the paths of all rows, 16 bytes a row beside them, and the Parquet file itself (about
-    80 bytes a row).
+    file. ``finish`` holds the paths of all rows, 16 bytes a row beside them, and the Parquet file itself
+    (about 80 bytes a row).
 
     Args:
         spill_directory: Where the temporary file is made; the system's default when None.

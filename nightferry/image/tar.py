@@ -1,8 +1,8 @@
 """Tar members, bytes in and bytes out: POSIX pax headers as GNU tar reads and writes them.
 
 Sources: IEEE Std 1003.1-2001 *pax* (ustar fields, extended header records); GNU tar manual, "Storing Sparse
-Files" (format 1.0) and tar 1.34 for the ``SCHILY.*`` keywords. docs/image-format.md says which of them an image
-uses.
+Files" (format 1.0) and tar 1.34 for the ``SCHILY.*`` keywords. docs/image-format.md says which of them an
+image uses.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ _FLAG_TYPES: Final = {flag: name for name, flag in _TYPE_FLAGS.items()} | {b"\0"
 _SPARSE_DIRECTORY: Final = b"GNUSparseFile.0/"
 _OCTAL_7: Final = 0o7777777
 _OCTAL_11: Final = 0o77777777777
+
+
+class HeaderTooLarge(ValueError):
+    """A file carries more attributes than an image's header may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ def encode_header(member: Member, position: int, *, stream: bool = False) -> byt
         number is a multiple of ``ALIGNMENT``.
 
     Raises:
-        ValueError: the extended header would be larger than ``MAX_EXTENDED_HEADER``.
+        HeaderTooLarge: the extended header would be larger than ``MAX_EXTENDED_HEADER``.
     """
     path = member.path + b"/" if member.type == "directory" else member.path
     sparse = b"" if member.segments is None else sparse_map(member.segments, member.size)
@@ -176,13 +180,13 @@ def encode_header(member: Member, position: int, *, stream: bool = False) -> byt
             records.append(pax_record(keyword, name))
     if member.attributes is not NO_ATTRIBUTES:
         records += [pax_record(*record) for record in member.attributes.records()]
-    if member.comment:
-        records.append(pax_record(b"comment", member.comment))
     extended = b"".join(records)
     if stream or member.payload_bytes >= ALIGN_FROM:
-        extended = _placed(extended, position + 2 * BLOCK + len(sparse))
+        extended = _placed(extended, member.comment, position + 2 * BLOCK + len(sparse))
+    elif member.comment:
+        extended += pax_record(b"comment", member.comment)
     if len(extended) > MAX_EXTENDED_HEADER:
-        raise ValueError(
+        raise HeaderTooLarge(
             f"an extended header of {len(extended)} bytes; at most {MAX_EXTENDED_HEADER} are written"
         )
     return b"".join(
@@ -196,15 +200,15 @@ def encode_header(member: Member, position: int, *, stream: bool = False) -> byt
     )
 
 
-def _placed(extended: bytes, fixed: int) -> bytes:
+def _placed(extended: bytes, comment: bytes, fixed: int) -> bytes:
     """Adds a ``comment`` record so that ``fixed`` plus the padded whole is a multiple of ``ALIGNMENT``."""
     blocks = len(extended) + padding(len(extended))
-    if (fixed + blocks) % ALIGNMENT == 0:
+    if not comment and (fixed + blocks) % ALIGNMENT == 0:
         return extended
-    target = len(extended) + len(b"12 comment=\n")
+    target = len(extended) + len(pax_record(b"comment", comment))
     target += -(fixed + target) % ALIGNMENT
     room = target - len(extended)
-    return extended + b"%d comment=%s\n" % (room, b" " * (room - len(str(room)) - len(b" comment=\n")))
+    return extended + b"%d comment=%s\n" % (room, comment.ljust(room - len(b"%d comment=\n" % room)))
 
 
 def decode_header(read: Callable[[int, int], bytes], offset: int, end: int) -> Decoded | None:

@@ -1,0 +1,466 @@
+"""Writing an image: members in the order in which a source brings them, an index row for each path."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from nightferry.errors import SourceError
+from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
+from nightferry.image.format import HEADER_PATH, INDEX_COMMENT, INDEX_PATH, ImageEnd, ImageHeader
+from nightferry.image.index import EntryType, IndexRow, Outcome
+from nightferry.image.index_builder import IndexBuilder
+from nightferry.image.owners import OwnerNames
+from nightferry.image.tar import (
+    ALIGN_FROM,
+    MAX_SEGMENTS,
+    STREAM_SIZE_AT,
+    HeaderTooLarge,
+    Member,
+    Segments,
+    encode_header,
+    format_size,
+    padding,
+)
+from nightferry.model.records import Outcomes
+from nightferry.transfer.base import ByteSink
+from nightferry.transfer.digest import image_digest
+from nightferry.transfer.files import data_extents
+
+_SLICE: Final = 128 << 20
+"""Bytes of a large file between two looks at ``tick``."""
+
+_TYPES: Final[dict[int, EntryType]] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFCHR: "char",
+    stat.S_IFBLK: "block",
+    stat.S_IFSOCK: "socket",
+}
+
+Tick = Callable[[int], None]
+"""Told the image's payload bytes so far, the file at hand included; may raise to stop."""
+
+
+def entry_type(mode: int) -> EntryType:
+    """The index's word for a file's ``st_mode``."""
+    return _TYPES[stat.S_IFMT(mode)]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSummary:
+    """A finished image.
+
+    ``files`` counts every path that is not a directory; ``chunks`` and ``index`` are the side files' bytes,
+    ``digest`` is the image digest; digests are lower-case hex.
+    """
+
+    size_bytes: int
+    payload_bytes: int
+    files: int
+    outcomes: Outcomes
+    chunks: bytes
+    digest: str
+    index: bytes
+    index_offset: int
+    index_bytes: int
+    index_digest: str
+    notes: tuple[str, ...] = ()
+
+
+class ImageWriter:
+    """Writes one image into a sink: the header at once, members as they come, index and end by ``finish``.
+
+    Paths are relative bytes without ``.`` and ``..``, each given once; ``b"."`` is the store's top directory.
+    Errors of a source's file become its outcome; errors of the sink, and what ``tick`` raises, pass through,
+    after which only ``close`` may be called. The sink is the caller's: it aborts it.
+
+    Memory: one small file, the index builder's bound, and one row for each inode whose other links are still
+    to come.
+
+    Args:
+        sink: Where the image goes; at position 0.
+        header: What the image is.
+        spill_directory: Where a large index is sorted.
+    """
+
+    def __init__(self, sink: ByteSink, header: ImageHeader, *, spill_directory: Path | None = None) -> None:
+        self._sink = sink
+        self._header = header
+        self._index = IndexBuilder(spill_directory)
+        self._owners = OwnerNames()
+        self._linked: dict[tuple[int, int], tuple[IndexRow, int]] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._notes: list[str] = []
+        self._payload_bytes = 0
+        started_ns = int(header.started.timestamp()) * 1_000_000_000
+        self._own = Member(b"", mode=0o444, mtime_ns=started_ns)
+        self._write_own(HEADER_PATH, header.encode())
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of content so far, without headers and padding."""
+        return self._payload_bytes
+
+    @property
+    def entries(self) -> int:
+        """Paths so far."""
+        return len(self._index)
+
+    def note(self, text: str) -> None:
+        """Adds a remark on the image as a whole to its summary."""
+        self._notes.append(text)
+
+    def add_file(
+        self,
+        path: bytes,
+        fd: int,
+        *,
+        described_by: os.stat_result | None = None,
+        attributes: Attributes | None = None,
+        tick: Tick | None = None,
+    ) -> IndexRow:
+        """Adds a regular file that the caller has opened.
+
+        The file is read to the size it has now. When size, mtime or ctime differ after reading it is read
+        once more from the start; when they differ again it is kept as read, as ``changed``. What it lacks of its
+        size is zeros. When it cannot be read it leaves a row ``unreadable`` and no member.
+
+        Args:
+            path: Its path inside the store.
+            fd: Open for reading; stays open. Only positions are read, the descriptor's offset may move.
+            described_by: Mode, owner and times to record instead of the file's own.
+            attributes: Extended attributes and ACLs to record; None reads the file's own.
+            tick: Called about every 128 MiB.
+
+        Raises:
+            SourceError: ``fd`` is not a regular file.
+        """
+        start = self._sink.position
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError(f"{path!r} is not a regular file any more")
+        try:
+            row, stable = self._add_once(path, fd, described_by, attributes, tick)
+            if not stable:
+                self._sink.rewind(start)
+                row, stable = self._add_once(path, fd, described_by, attributes, tick)
+        except (OSError, HeaderTooLarge) as error:
+            # Only the source raises these: a sink's errors are NightferryErrors.
+            self._sink.rewind(start)
+            return self.add_absent(path, "unreadable", _reason(error), described_by or status)
+        if not stable:
+            row = replace(row, outcome="changed", note="changed while it was read, both times")
+        self._payload_bytes += row.payload_length
+        if status.st_nlink > 1 and described_by is None:
+            self._linked[status.st_dev, status.st_ino] = (row, status.st_nlink - 1)
+        return self._keep(row)
+
+    def add_link(self, path: bytes, status: os.stat_result) -> IndexRow | None:
+        """Adds ``path`` as a hard link when the image already holds the same inode; else does nothing.
+
+        Returns:
+            The link's row, or None: the caller adds the file itself.
+        """
+        key = (status.st_dev, status.st_ino)
+        if status.st_nlink < 2 or key not in self._linked:
+            return None
+        first, to_come = self._linked.pop(key)
+        if to_come > 1:
+            self._linked[key] = (first, to_come - 1)
+        member = replace(self._member(path, status, NO_ATTRIBUTES), type="hardlink", link_target=first.path)
+        start = self._sink.position
+        self._sink.write(encode_header(member, start))
+        return self._keep(
+            replace(
+                first,
+                path=path,
+                type="hardlink",
+                link_target=first.path,
+                offset=start,
+                length=self._sink.position - start,
+                note="",
+            )
+        )
+
+    def add_other(
+        self,
+        path: bytes,
+        status: os.stat_result,
+        *,
+        link_target: bytes = b"",
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> IndexRow:
+        """Adds a directory, symbolic link, FIFO or device from its status; a socket leaves only a row."""
+        kind = entry_type(status.st_mode)
+        if kind == "file":
+            raise ValueError("regular files go through add_file")
+        row = self._row(path, kind, status)
+        if kind == "socket":
+            return self._keep(replace(row, note="a socket holds no content"))
+        member = replace(self._member(path, status, attributes), type=kind, link_target=link_target)
+        if kind in ("char", "block"):
+            member = replace(member, rdev=(os.major(status.st_rdev), os.minor(status.st_rdev)))
+        start = self._sink.position
+        try:
+            header = encode_header(member, start)
+        except HeaderTooLarge as error:
+            return self.add_absent(path, "unreadable", _reason(error), status)
+        self._sink.write(header)
+        return self._keep(
+            replace(
+                row,
+                link_target=link_target if kind == "symlink" else None,
+                attributes_digest=attributes.digest(),
+                offset=start,
+                length=self._sink.position - start,
+            )
+        )
+
+    def add_stream(
+        self,
+        path: bytes,
+        pieces: Iterable[bytes | memoryview],
+        *,
+        mode: int = 0o600,
+        uid: int = 0,
+        gid: int = 0,
+        mtime_ns: int | None = None,
+        tick: Tick | None = None,
+    ) -> IndexRow:
+        """Adds content whose length is known only at its end; its header is completed then.
+
+        When ``pieces`` raises, the member is taken back and the error passes through.
+
+        Args:
+            path: Its path inside the store.
+            pieces: The content in order.
+            mode: Permission bits.
+            uid: Owner.
+            gid: Group.
+            mtime_ns: The image's start when None.
+            tick: Called after every piece.
+        """
+        start = self._sink.position
+        member = replace(
+            self._own, path=path, mode=mode, uid=uid, gid=gid,
+            uname=self._owners.user(uid), gname=self._owners.group(gid),
+        )  # fmt: skip
+        if mtime_ns is not None:
+            member = replace(member, mtime_ns=mtime_ns)
+        header = encode_header(member, start, stream=True)
+        self._sink.write(header)
+        hasher = blake3()
+        size = 0
+        try:
+            for piece in pieces:
+                hasher.update(piece)
+                self._sink.write(piece)
+                size += len(piece)
+                if tick is not None:
+                    tick(self._payload_bytes + size)
+        except BaseException:
+            self._sink.rewind(start)
+            raise
+        self._sink.write(bytes(padding(size)))
+        self._sink.patch(start + STREAM_SIZE_AT, format_size(size))
+        self._payload_bytes += size
+        return self._keep(
+            IndexRow(
+                path, "file", size=size, mode=mode, uid=uid, gid=gid, uname=member.uname, gname=member.gname,
+                mtime_ns=member.mtime_ns, ctime_ns=member.mtime_ns, offset=start,
+                length=self._sink.position - start, payload_offset=start + len(header), payload_length=size,
+                blake3=hasher.digest(),
+            )
+        )  # fmt: skip
+
+    def add_absent(
+        self, path: bytes, outcome: Outcome, note: str, status: os.stat_result | None = None
+    ) -> IndexRow:
+        """Adds a row for what could not be read: ``vanished`` or ``unreadable``, without a member."""
+        kind: EntryType = entry_type(status.st_mode) if status is not None else "file"
+        row = self._row(path, kind, status) if status is not None else IndexRow(path, kind)
+        return self._keep(replace(row, outcome=outcome, note=note))
+
+    def finish(self) -> ImageSummary:
+        """Writes index and end, finishes the sink. The image is durable on return.
+
+        Raises:
+            IntegrityError: two members have one path.
+        """
+        files = self._outcomes.pop("entries", 0)
+        index = self._index.finish()
+        offset = self._write_own(INDEX_PATH, index, comment=INDEX_COMMENT)
+        end = ImageEnd(offset, len(index), blake3(index).hexdigest())
+        self._sink.write(end.encode())
+        size = self._sink.position
+        chunks = self._sink.finish()
+        return ImageSummary(
+            size_bytes=size,
+            payload_bytes=self._payload_bytes,
+            files=files,
+            outcomes=Outcomes(**self._outcomes),
+            chunks=chunks,
+            digest=image_digest(chunks, index),
+            index=index,
+            index_offset=offset,
+            index_bytes=len(index),
+            index_digest=end.index_digest,
+            notes=tuple(self._notes),
+        )
+
+    def close(self) -> None:
+        """Gives the index's temporary file back. May be called twice, also after ``finish``."""
+        self._index.close()
+
+    def _add_once(
+        self,
+        path: bytes,
+        fd: int,
+        described_by: os.stat_result | None,
+        attributes: Attributes | None,
+        tick: Tick | None,
+    ) -> tuple[IndexRow, bool]:
+        """(the row, whether the file was the same before and after)."""
+        before = os.fstat(fd)
+        described = described_by or before
+        if attributes is None:
+            attributes = read_attributes(fd)
+        segments = _sparse_segments(fd, before)
+        member = replace(self._member(path, described, attributes), size=before.st_size, segments=segments)
+        start = self._sink.position
+        header = encode_header(member, start)
+        payload = member.payload_bytes
+        if segments is None and payload < ALIGN_FROM:
+            data = _read_at(fd, 0, payload)
+            had = len(data)
+            data += bytes(payload - had)
+            digest = blake3(data).digest()
+            self._sink.write(b"".join((header, data, bytes(padding(payload)))))
+        else:
+            self._sink.write(header)
+            had, digest = self._copy(fd, segments or ((0, payload),), tick)
+            self._sink.write(bytes(padding(payload)))
+        after = os.fstat(fd)
+        row = replace(
+            self._row(path, "file", described),
+            size=before.st_size,
+            attributes_digest=attributes.digest(),
+            sparse=segments,
+            offset=start,
+            length=self._sink.position - start,
+            payload_offset=start + len(header),
+            payload_length=payload,
+            blake3=digest,
+        )
+        return row, had == payload and _same(before, after)
+
+    def _copy(self, fd: int, segments: Segments, tick: Tick | None) -> tuple[int, bytes]:
+        """Copies segments; returns (bytes the file really had, BLAKE3 of what was written)."""
+        hasher = blake3()
+        had = done = 0
+        for offset, length in segments:
+            while length:
+                piece = min(length, _SLICE)
+                if piece < ALIGN_FROM:
+                    data = _read_at(fd, offset, piece)
+                    had += len(data)
+                    data += bytes(piece - len(data))
+                    hasher.update(data)
+                    self._sink.write(data)
+                else:
+                    had += self._sink.copy_from(fd, offset, piece, hasher)
+                offset += piece
+                length -= piece
+                done += piece
+                if tick is not None:
+                    tick(self._payload_bytes + done)
+        return had, hasher.digest()
+
+    def _write_own(self, path: bytes, data: bytes, *, comment: bytes = b"") -> int:
+        """Writes one of the image's own members; returns the offset of its data."""
+        member = replace(self._own, path=path, size=len(data), comment=comment)
+        self._sink.write(encode_header(member, self._sink.position))
+        offset = self._sink.position
+        self._sink.write(data)
+        self._sink.write(bytes(padding(len(data))))
+        return offset
+
+    def _member(self, path: bytes, status: os.stat_result, attributes: Attributes) -> Member:
+        return Member(
+            path=path,
+            mode=stat.S_IMODE(status.st_mode),
+            uid=status.st_uid,
+            gid=status.st_gid,
+            uname=self._owners.user(status.st_uid),
+            gname=self._owners.group(status.st_gid),
+            mtime_ns=status.st_mtime_ns,
+            attributes=attributes,
+        )
+
+    def _row(self, path: bytes, kind: EntryType, status: os.stat_result) -> IndexRow:
+        return IndexRow(
+            path=path,
+            type=kind,
+            size=status.st_size if kind == "file" else 0,
+            mode=stat.S_IMODE(status.st_mode),
+            uid=status.st_uid,
+            gid=status.st_gid,
+            uname=self._owners.user(status.st_uid),
+            gname=self._owners.group(status.st_gid),
+            mtime_ns=status.st_mtime_ns,
+            ctime_ns=status.st_ctime_ns,
+            dev=status.st_dev,
+            inode=status.st_ino,
+            nlink=status.st_nlink,
+        )
+
+    def _keep(self, row: IndexRow) -> IndexRow:
+        self._index.add(row)
+        if row.type != "directory":
+            self._outcomes["entries"] += 1
+        if row.type != "directory" or row.outcome != "whole":
+            self._outcomes[row.outcome] += 1
+        return row
+
+
+def _sparse_segments(fd: int, status: os.stat_result) -> Segments | None:
+    """Where a file's data lies; None when it has no holes worth telling."""
+    if status.st_blocks * 512 >= status.st_size:
+        return None
+    extents = data_extents(fd, status.st_size)
+    if extents == [(0, status.st_size)]:
+        return None
+    if len(extents) > MAX_SEGMENTS:
+        start = extents[MAX_SEGMENTS - 1][0]
+        extents[MAX_SEGMENTS - 1 :] = [(start, status.st_size - start)]
+    return tuple(extents)
+
+
+def _read_at(fd: int, offset: int, length: int) -> bytes:
+    """Up to ``length`` bytes; fewer only where the file ends."""
+    data = os.pread(fd, length, offset)
+    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+        data += more
+    return data
+
+
+def _same(before: os.stat_result, after: os.stat_result) -> bool:
+    return (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
