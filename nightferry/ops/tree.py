@@ -1,0 +1,424 @@
+"""Writes restored files below one directory, so that nothing a name or a link says leads outside of it.
+
+Every path is walked one component at a time by directory descriptors, and no symbolic link is followed,
+also not one that an earlier restore put there. A file is written as a new one under a random name in its
+own directory, is given owner, attributes, ACL, mode and times by descriptor, and only then gets its name
+by rename: an existing inode is never opened for writing, and after a crash a name holds the old content,
+the new, or nothing.
+
+What is durable when: a file of 1 MiB or more, and one that replaces another, is synced before its rename;
+all the rest is synced together by ``close_directories``. After a power cut before that a small new file
+may be short, so a restore that did not report its end is run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from nightferry.errors import ConfigError
+from nightferry.ops.metadata import Metadata, Owners, apply
+from nightferry.ops.restored import RestoreReport
+from nightferry.ops.syscalls import rename_noreplace, syncfs
+from nightferry.ops.walk import DirectoryWalk, Refused, components, in_the_way, status_of
+
+Overwrite = Literal["never", "older", "always"]
+
+SYNC_AT_ONCE_BYTES = 1 << 20
+"""Files of at least this size are synced before they get their name."""
+
+PIECE_BYTES = 4 << 20
+"""At most this much is handed to one write."""
+
+TEMPORARY_PREFIX = b".nightferry-"
+"""How names of files not yet whole begin; a killed restore may leave one."""
+
+_FATAL = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
+"""What ends the restore, because the next file would meet it too; everything else refuses one entry."""
+
+
+class _Skipped(Exception):
+    """Something is there already that may not be overwritten."""
+
+
+class TargetTree:
+    """The directory a restore writes into, open by descriptor. A context manager; not for several threads.
+
+    The ``make_…`` and ``write_file`` methods return whether the entry is there now; when not, the report
+    says why (``skipped``, ``kept`` or ``refused``). Missing directories on the way are made 0700 and stay so
+    unless ``make_directory`` names them too.
+
+    Args:
+        root: Where paths begin. Made (0700) by the first write when missing.
+        privileged: Whether devices, setuid, setgid and privileged attributes are restored; else they are
+            reported.
+        overwrite: What to do where something is: ``never`` leaves it, ``older`` replaces what has an older
+            mtime, ``always`` replaces. Directories are never replaced by anything, nor anything by a
+            directory; one that is there keeps its identity and gets the image's metadata in every mode.
+        map_owner: See ``Owners``.
+        below: When given, ``root`` must lie in it and is itself walked from it without following a link.
+            Without it ``root`` is the operator's own word, and links in it are followed.
+
+    Raises:
+        ConfigError: ``root`` cannot be opened, is no directory, or does not lie in ``below``.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        privileged: bool = False,
+        overwrite: Overwrite = "never",
+        map_owner: Mapping[str, str] | None = None,
+        below: Path | None = None,
+    ) -> None:
+        self._walk = DirectoryWalk(root, below)
+        self.privileged = privileged
+        self.overwrite: Overwrite = overwrite
+        self._owners = Owners(map_owner)
+        self._made: dict[bytes, tuple[int, int]] = {}
+        self._directories: dict[bytes, tuple[Metadata, tuple[int, int]]] = {}
+        self._files = self._links = self._bytes = 0
+        self._skipped: dict[bytes, None] = {}
+        self._refused: dict[bytes, str] = {}
+        self._losses: list[tuple[bytes, str]] = []
+        self._closed_losses: list[tuple[bytes, str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the descriptors. May be called twice. Does not finish directories."""
+        self._walk.close()
+
+    def report(self) -> RestoreReport:
+        """The outcome so far."""
+        return RestoreReport(
+            files=self._files,
+            directories=len(self._directories),
+            links=self._links,
+            size_bytes=self._bytes,
+            skipped=() if self.overwrite == "older" else tuple(self._skipped),
+            kept=tuple(self._skipped) if self.overwrite == "older" else (),
+            refused=tuple(self._refused.items()),
+            losses=(*self._losses, *self._closed_losses),
+        )
+
+    def refuse(self, path: bytes, reason: str) -> None:
+        """Records that an entry is not restored."""
+        self._refused[path] = reason
+
+    def lose(self, path: bytes, what: str) -> None:
+        """Records that something of an entry is not carried over."""
+        self._losses.append((path, what))
+
+    def made(self, path: bytes) -> bool:
+        """Whether this restore wrote ``path`` as a linkable file, so that a hard link to it may be made."""
+        return path in self._made
+
+    def probe(self, path: bytes, *, is_directory: bool, mtime_ns: int) -> Literal["free", "taken", "refused"]:
+        """What would happen to an entry, by looking only; ``taken`` and ``refused`` go into the report."""
+        with self._outcome(path):
+            names = components(path)
+            with self._os_errors(path):
+                try:
+                    parent = self._walk.to(names[:-1], create=False)
+                except FileNotFoundError:
+                    return "free"
+                if is_directory:
+                    self._require_directory_place(parent, names[-1])
+                else:
+                    self._require_free(parent, names[-1], mtime_ns)
+            return "free"
+        return "refused" if path in self._refused else "taken"
+
+    def make_directory(self, path: bytes, metadata: Metadata) -> bool:
+        """Makes a directory (0700 for now) or takes the one there; ``close_directories`` finishes it.
+
+        ``b"."`` is the root itself.
+        """
+        with self._outcome(path):
+            names = () if path == b"." else components(path)
+            with self._os_errors(path):
+                fd = self._walk.to(names, create=True)
+                status = os.fstat(fd)
+            self._directories[path] = (metadata, (status.st_dev, status.st_ino))
+            return True
+        return False
+
+    def write_file(
+        self,
+        path: bytes,
+        metadata: Metadata,
+        size_bytes: int,
+        pieces: Iterable[tuple[int, bytes | memoryview]],
+        *,
+        linkable: bool = False,
+    ) -> bool:
+        """Writes a regular file.
+
+        Args:
+            path: Relative to the root.
+            metadata: What it is given at the end.
+            size_bytes: Its size; what ``pieces`` leaves out stays a hole.
+            pieces: ``(offset, data)`` in any order. Whatever the iterator raises, also at its very end,
+                removes the temporary file and propagates: so a digest that does not match leaves nothing
+                behind.
+            linkable: Remember the file, so that ``make_hardlink`` may link to it.
+
+        Raises:
+            ConfigError: the target has no room left or cannot be written; the temporary file is gone.
+        """
+        with self._outcome(path):
+            parent, name = self._place(path, metadata)
+            with self._temporary(parent) as temporary:
+                with self._os_errors(path):
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                    fd = os.open(temporary, flags, 0o600, dir_fd=parent)
+                try:
+                    written = self._fill(path, fd, size_bytes, pieces)
+                    with self._os_errors(path):
+                        losses = apply(fd, metadata, self._owners, privileged=self.privileged)
+                        self._sync(fd, parent, name, size_bytes)
+                        self._commit(parent, temporary, name, fd)
+                        status = os.fstat(fd)
+                finally:
+                    os.close(fd)
+            self._note(path, losses)
+            self._files += 1
+            self._bytes += written
+            if linkable:
+                self._made[path] = (status.st_dev, status.st_ino)
+            return True
+        return False
+
+    def make_symlink(self, path: bytes, metadata: Metadata, target: bytes) -> bool:
+        """Makes a symbolic link. Where it leads is not looked at; nothing ever follows it."""
+        with self._outcome(path):
+            if not target or b"\0" in target:
+                raise Refused("the symbolic link has no valid target")
+            parent, name = self._place(path, metadata)
+            with self._temporary(parent) as temporary, self._os_errors(path):
+                os.symlink(target, temporary, dir_fd=parent)
+                self._finish_node(path, parent, temporary, name, metadata, stat.S_IFLNK)
+            self._links += 1
+            return True
+        return False
+
+    def make_fifo(self, path: bytes, metadata: Metadata) -> bool:
+        """Makes a FIFO. It is never opened."""
+        return self._make_node(path, metadata, stat.S_IFIFO, 0)
+
+    def make_device(
+        self, path: bytes, metadata: Metadata, kind: Literal["char", "block"], major: int, minor: int
+    ) -> bool:
+        """Makes a device node; refused without ``privileged``."""
+        if not self.privileged:
+            self.refuse(path, "a device node needs --privileged")
+            return False
+        node_type = stat.S_IFCHR if kind == "char" else stat.S_IFBLK
+        return self._make_node(path, metadata, node_type, os.makedev(major, minor))
+
+    def make_hardlink(self, path: bytes, existing: bytes, mtime_ns: int) -> bool:
+        """Links ``path`` to a file that this restore wrote as linkable; anything else is refused.
+
+        What is linked is compared by device and inode with what was written, so a file put in its place
+        meanwhile is not linked.
+        """
+        with self._outcome(path):
+            identity = self._made.get(existing)
+            if identity is None:
+                raise Refused("the file it is linked to was not restored")
+            names = components(path)
+            with self._os_errors(path):
+                source_dir = os.dup(self._walk.to(components(existing)[:-1], create=False))
+            try:
+                with self._os_errors(path):
+                    parent = self._walk.to(names[:-1], create=True)
+                    self._require_free(parent, names[-1], mtime_ns)
+                with self._temporary(parent) as temporary, self._os_errors(path):
+                    source = components(existing)[-1]
+                    os.link(
+                        source, temporary, src_dir_fd=source_dir, dst_dir_fd=parent, follow_symlinks=False
+                    )
+                    self._require_identity(parent, temporary, identity)
+                    self._rename(parent, temporary, names[-1])
+                    # Renaming one link of a file over another does nothing, and leaves both.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(temporary, dir_fd=parent)
+            finally:
+                os.close(source_dir)
+            self._links += 1
+            return True
+        return False
+
+    def close_directories(self) -> None:
+        """Gives the directories named so far their metadata, deepest first, and makes everything durable.
+
+        May be called again after more was restored: all are done again.
+
+        Raises:
+            ConfigError: the target cannot be written.
+        """
+        self._walk.forget()
+        deepest_first = sorted(self._directories, key=lambda path: path.count(b"/"), reverse=True)
+        if b"." in self._directories:
+            deepest_first.remove(b".")
+            deepest_first.append(b".")
+        self._closed_losses.clear()
+        for path in deepest_first:
+            metadata, identity = self._directories[path]
+            with self._outcome(path), self._os_errors(path):
+                fd = self._walk.to(() if path == b"." else components(path), create=False)
+                status = os.fstat(fd)
+                if (status.st_dev, status.st_ino) != identity:
+                    raise Refused("the directory was replaced during the restore")
+                losses = apply(fd, metadata, self._owners, privileged=self.privileged)
+                self._closed_losses.extend((path, what) for what in losses)
+        with self._os_errors(b"."), contextlib.suppress(FileNotFoundError):
+            syncfs(self._walk.to((), create=False))
+
+    @contextlib.contextmanager
+    def _outcome(self, path: bytes) -> Iterator[None]:
+        """Turns what stops one entry into a line of the report."""
+        try:
+            yield
+        except Refused as refused:
+            self.refuse(path, str(refused))
+        except _Skipped:
+            self._skipped[path] = None
+
+    @contextlib.contextmanager
+    def _os_errors(self, path: bytes) -> Iterator[None]:
+        """Sorts the target's errors from those of whoever delivers the data."""
+        try:
+            yield
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            if error.errno not in _FATAL:
+                raise Refused(reason.lower()) from error
+            raise ConfigError(
+                f"cannot write below {self._walk.root}: {reason.lower()}",
+                hint="make room or mend the target, or restore elsewhere with --to; no file is half-written",
+                operation="restore",
+                subject=os.fsdecode(path),
+            ) from error
+
+    @contextlib.contextmanager
+    def _temporary(self, parent: int) -> Iterator[bytes]:
+        """A random name in ``parent``, gone at the end unless it was renamed."""
+        name = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
+        try:
+            yield name
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=parent)
+            raise
+
+    def _place(self, path: bytes, metadata: Metadata) -> tuple[int, bytes]:
+        names = components(path)
+        with self._os_errors(path):
+            parent = self._walk.to(names[:-1], create=True)
+            self._require_free(parent, names[-1], metadata.mtime_ns)
+        return parent, names[-1]
+
+    def _fill(
+        self, path: bytes, fd: int, size_bytes: int, pieces: Iterable[tuple[int, bytes | memoryview]]
+    ) -> int:
+        written = 0
+        for offset, data in pieces:
+            view = memoryview(data)
+            if offset < 0 or offset + len(view) > size_bytes:
+                raise Refused("its data does not fit into its size")
+            with self._os_errors(path):
+                done = 0
+                while done < len(view):
+                    done += os.pwrite(fd, view[done : done + PIECE_BYTES], offset + done)
+            written += len(view)
+        with self._os_errors(path):
+            os.ftruncate(fd, size_bytes)
+        return written
+
+    def _sync(self, fd: int, parent: int, name: bytes, size_bytes: int) -> None:
+        large = size_bytes >= SYNC_AT_ONCE_BYTES
+        if large or (self.overwrite != "never" and status_of(parent, name) is not None):
+            os.fsync(fd)
+        if large:
+            # What was just restored is not what this machine's users read next: leave them the page cache.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _make_node(self, path: bytes, metadata: Metadata, node_type: int, device: int) -> bool:
+        with self._outcome(path):
+            parent, name = self._place(path, metadata)
+            with self._temporary(parent) as temporary, self._os_errors(path):
+                os.mknod(temporary, node_type | 0o600, device, dir_fd=parent)
+                self._finish_node(path, parent, temporary, name, metadata, node_type)
+            self._files += 1
+            return True
+        return False
+
+    def _finish_node(
+        self, path: bytes, parent: int, temporary: bytes, name: bytes, metadata: Metadata, node_type: int
+    ) -> None:
+        fd = os.open(temporary, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            status = os.fstat(fd)
+            if stat.S_IFMT(status.st_mode) != node_type or status.st_nlink != 1:
+                raise Refused("something else was put in its place while it was made")
+            # What O_PATH opened is named through /proc: the calls then act on it and follow no link.
+            losses = apply(f"/proc/self/fd/{fd}", metadata, self._owners, privileged=self.privileged)
+            self._commit(parent, temporary, name, fd)
+        finally:
+            os.close(fd)
+        self._note(path, losses)
+
+    def _commit(self, parent: int, temporary: bytes, name: bytes, fd: int) -> None:
+        self._rename(parent, temporary, name)
+        status = os.fstat(fd)
+        self._require_identity(parent, name, (status.st_dev, status.st_ino))
+
+    def _rename(self, parent: int, temporary: bytes, name: bytes) -> None:
+        if self.overwrite != "never":
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            return
+        try:
+            rename_noreplace(temporary, name, dir_fd=parent)
+        except FileExistsError as error:
+            raise _Skipped from error
+
+    def _require_identity(self, parent: int, name: bytes, identity: tuple[int, int]) -> None:
+        status = status_of(parent, name)
+        if status is None or (status.st_dev, status.st_ino) != identity:
+            raise Refused("something else was put in its place during the restore")
+
+    def _require_free(self, parent: int, name: bytes, mtime_ns: int) -> None:
+        status = status_of(parent, name)
+        if status is None:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            raise Refused("a directory is in its place")
+        if self.overwrite == "never" or (self.overwrite == "older" and status.st_mtime_ns >= mtime_ns):
+            raise _Skipped
+
+    def _require_directory_place(self, parent: int, name: bytes) -> None:
+        status = status_of(parent, name)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            raise Refused(in_the_way(status, name))
+
+    def _note(self, path: bytes, losses: Iterable[str]) -> None:
+        for what in losses:
+            self.lose(path, what)
