@@ -123,7 +123,9 @@ def main() -> int:
     print(f"sha256sum: all {len(after.splitlines())} files are what they were")
 
     title("One file out of the object folder")
-    nightferry("restore", "files", "SG2/shares", "reports/", "--to", str(HERE / "restored"), "--copy", "objects")
+    nightferry(
+        "restore", "files", "SG2/shares", "reports/", "--to", str(HERE / "restored"), "--copy", "objects"
+    )
     run("diff", "-r", str(HERE / "stores/SG2/shares/reports"), str(HERE / "restored/reports"))
     print("diff -r: no difference")
 
@@ -144,7 +146,7 @@ def main() -> int:
 def make_stores() -> None:
     """Files of many kinds and sizes, and a SQLite database: about 30 MiB."""
     source = random.Random(1906)
-    words = "night ferry train dover dunkirk wagon berth tide signal customs".split()
+    words = ["night", "ferry", "train", "dover", "dunkirk", "wagon", "berth", "tide", "signal", "customs"]
     for number in range(120):
         folder = HERE / "stores" / "SG1" / "priv1" / f"user{number % 12:02}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -87,12 +87,6 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             nights,
         ),
         Planned(
-            "flows.stage_one.stage_one_flow",
-            "stage-one",
-            name,
-            "Only stage one's tasks of a run that exists.",
-        ),
-        Planned(
             "flows.move_group.move_group",
             "move-group",
             name,
@@ -172,7 +166,9 @@ def require_own_flows() -> None:
     ConfigError: another package called ``flows`` shadows ours on this machine.
     """
     found = Path(flows.__file__ or "").resolve()
-    expected = Path(import_module("nightferry").__file__ or "").resolve().parent.parent / "flows" / "__init__.py"
+    expected = (
+        Path(import_module("nightferry").__file__ or "").resolve().parent.parent / "flows" / "__init__.py"
+    )
     if found != expected:
         raise ConfigError(
             f"the package flows is {found}, not nightferry's",

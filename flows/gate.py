@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
-from prefect.states import State
+from prefect.client.schemas.objects import State
 
 from blocks.site import Site
 from flows.two_stage import two_stage_backup

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
-from prefect.states import Completed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from blocks.site import Site
 from nightferry.errors import ConfigError
-from tasks.bridge import at_work, opened
+from nightferry.ops.run import run_lock
+from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.gate import to_passive
 
 
@@ -31,5 +33,6 @@ def move_group(site: Site, back_group: str, to: str | None = None, run: str | No
         name = run or next((r.run for r in here.catalog.runs(back_group)), None)
         if name is None:
             raise ConfigError(f"{back_group} has no run yet: nothing is proven staged", subject=back_group)
-        node = to_passive(site, name, back_group, to)
+        with run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL):
+            node = to_passive(site, name, back_group, to)
         return Completed(message=f"{back_group} is on {node}")

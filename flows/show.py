@@ -22,7 +22,9 @@ def show_report(here: OpenSite, result: NightResult) -> None:
         if png is not None:
             url = "data:image/png;base64," + base64.b64encode(png).decode()
             create_image_artifact(
-                image_url=url, key=f"throughput-{result.run.back_group.lower()}", description="Stage one, MB/s"
+                image_url=url,
+                key=f"throughput-{result.run.back_group.lower()}",
+                description="Stage one, MB/s",
             )
     except Exception as error:  # noqa: BLE001 - a report that cannot be shown does not undo the night
         log.warning("the report is not shown in Prefect: %s", error)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
-from prefect.states import Completed, State
+from prefect.states import Completed
 
 from blocks.site import Site
+from nightferry.errors import ConfigError
+from nightferry.model.records import RunRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.run import due_stores
-from nightferry.model.records import RunRecord
 from nightferry.plan.batches import batches
 from nightferry.plan.window import start_delays
 from tasks.bridge import CANCEL, at_work, opened
@@ -33,7 +35,13 @@ def stage_one_flow(site: Site, run: str, stagger: bool = True) -> State[Any]:
     """
     with at_work():
         here = opened(site)
+        here.catalog.refresh()
         record = here.catalog.run(run)
+        if record.back_group not in here.held:
+            raise ConfigError(
+                f"stage one of {run} runs only inside its night",
+                hint="start two-stage-backup with stage = one",
+            )
         futures: list[PrefectFuture[Any]] = []
         delays = _delays(here, record) if stagger else {}
         for group in sorted(record.groups, key=lambda g: delays.get(g, 0.0)):

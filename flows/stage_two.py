@@ -7,16 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
-from prefect.states import Completed, Failed, State
+from prefect.states import Completed, Failed
 
 from blocks.site import Site
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.run import run_lock
 from nightferry.ops.stream import owed
 from nightferry.plan.balance import longest_first
-from tasks.bridge import CANCEL, at_work, opened
+from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.runner import threads
 from tasks.stream import deliver_catalog, free_staging, stream_image
 
@@ -33,7 +35,10 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
     with at_work():
         here = opened(site)
         names = sorted({name for group in here.site.groups_of(back_group) for name in group.copies})
-        with here.disk(back_group).read_lease(f"stage two of {run or back_group}"):
+        with (
+            run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL),
+            here.disk(back_group).read_lease(f"stage two of {run or back_group}"),
+        ):
             with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
                 states = _all_destinations(pool, site, back_group, names)
             CANCEL.check()
@@ -100,4 +105,3 @@ def _submit(here: OpenSite, site: Site, back_group: str, destination: str) -> li
         for images in by_run.values()
         for image in _longest_first(images)
     ]
-

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed, State
+from prefect.states import Completed, Failed
 
 from blocks.site import Site
 from flows.move_group import move_group
@@ -79,7 +80,7 @@ def two_stage_backup(
                 if started.finished:
                     return Completed(message=started.how)
                 begun = started.run
-            lock.describe(run=begun.run)
+            lock.name_run(begun.run)
             return night(
                 site, here, begun, stage, accept_partial=accept_partial or (), reason=reason, stagger=stagger
             )

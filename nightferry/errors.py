@@ -137,7 +137,9 @@ class Unavailable(DestinationError):
 class CopyMissing(DestinationError):
     """A copy that the policy asks for is not there."""
 
-    default_hint = "run `nightferry backup --stage two` when the destination is back; it delivers what is owed"
+    default_hint = (
+        "run `nightferry backup --stage two` when the destination is back; it delivers what is owed"
+    )
 
 
 class IntegrityError(NightferryError):

@@ -10,18 +10,14 @@ from nightferry.ops import gate, move
 from tasks.bridge import CANCEL, PrefectProgress, opened
 
 
-@task(
-    name="seal", task_run_name="seal {run}", cache_policy=NO_CACHE, persist_result=False
-)
+@task(name="seal", task_run_name="seal {run}", cache_policy=NO_CACHE, persist_result=False)
 def write_seal(site: Site, run: str) -> str:
     """Writes the manifest of stage one; returns its digest."""
     here = opened(site)
     return gate.write_seal(here, here.catalog.run(run)).digest
 
 
-@task(
-    name="gate", task_run_name="gate {back_group}", cache_policy=NO_CACHE, persist_result=False
-)
+@task(name="gate", task_run_name="gate {back_group}", cache_policy=NO_CACHE, persist_result=False)
 def require_open(site: Site, run: str, back_group: str) -> None:
     """Fails while the gate is shut. Never retried: time does not open a gate."""
     here = opened(site)

@@ -35,9 +35,7 @@ def stage_store(site: Site, run: str, group: str, store: str, delay_s: float = 0
     record = here.catalog.run(run)
     attempt = task_run.run_count or 1
     try:
-        image = stage.stage_store(
-            here, record, group, store, progress=PrefectProgress(), cancel=CANCEL
-        )
+        image = stage.stage_store(here, record, group, store, progress=PrefectProgress(), cancel=CANCEL)
     except Cancelled:
         raise
     except Exception as error:

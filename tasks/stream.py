@@ -31,7 +31,10 @@ def stream_image(site: Site, image: str, group: str, store: str, destination: st
 
 
 @task(
-    name="free staging", task_run_name="free staging of {back_group}", cache_policy=NO_CACHE, persist_result=False
+    name="free staging",
+    task_run_name="free staging of {back_group}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
 )
 def free_staging(site: Site, back_group: str) -> int:
     """Frees what verified copies allow; returns how many images."""

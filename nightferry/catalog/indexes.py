@@ -1,4 +1,5 @@
-"""The index and the chunk table of every image, beside the log: a restore need not ask a cartridge."""
+"""What is kept of every image beside the log: index and chunk table, so that a restore need not ask a cartridge, and
+the samples of its transfer."""
 
 from __future__ import annotations
 
@@ -25,6 +26,30 @@ class IndexFiles:
             make_folder(self._folder)
             replace(self._folder, f"{image}.chunks", chunks)
             replace(self._folder, f"{image}.parquet", index)
+
+    def keep_samples(self, image: str, lines: str) -> None:
+        """Keeps ``indexes/<image>.jsonl``, one JSON object a line.
+
+        Raises:
+            CatalogError: it cannot be written.
+        """
+        check_name(image)
+        with catalog_errors("write the samples of an image in", self._folder):
+            make_folder(self._folder)
+            replace(self._folder, f"{image}.jsonl", lines.encode())
+
+    def samples(self, image: str) -> str:
+        """The image's samples as they were kept; empty when there are none.
+
+        Raises:
+            CatalogError: they cannot be read.
+        """
+        path = self._path(image, "jsonl")
+        with catalog_errors("read", path):
+            try:
+                return path.read_text()
+            except FileNotFoundError:
+                return ""
 
     def has(self, image: str) -> bool:
         """Whether both files of the image are here."""

@@ -71,6 +71,7 @@ class RunLock:
         self._node = node or platform.node()
         self._clock = clock
         self._fd: int | None = None
+        self._holder: Holder | None = None
 
     @property
     def held(self) -> bool:
@@ -93,15 +94,28 @@ class RunLock:
                 self._lock(fd)
                 since = self._clock.now()
                 holder = Holder(run=run, window=window, node=self._node, pid=os.getpid(), since=since)
-                note = holder.model_dump_json().encode()
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, note, 0)
-                os.fsync(fd)
+                _write_note(fd, holder)
             except BaseException:
                 os.close(fd)
                 raise
         self._fd = fd
+        self._holder = holder
         return self
+
+    @property
+    def since(self) -> datetime:
+        """When this object took the lock."""
+        if self._holder is None:
+            raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
+        return self._holder.since
+
+    def name_run(self, run: str) -> None:
+        """Writes into the lock which run holds it, for whoever finds it taken."""
+        if self._fd is None or self._holder is None:
+            raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
+        self._holder = self._holder.model_copy(update={"run": run})
+        with catalog_errors("write", self._path):
+            _write_note(self._fd, self._holder)
 
     def release(self) -> None:
         """Gives the lock back; may be called twice."""
@@ -163,6 +177,13 @@ class RunLock:
             operation="lock",
             subject=self.back_group,
         )
+
+
+def _write_note(fd: int, holder: Holder) -> None:
+    note = holder.model_dump_json().encode()
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, note, 0)
+    os.fsync(fd)
 
 
 def _read_note(fd: int) -> Holder | None:

@@ -329,6 +329,18 @@ class Catalog:
         """
         return self._indexes.chunks(image)
 
+    def keep_samples(self, image: str, lines: str) -> None:
+        """Keeps the samples of an image's transfer, one JSON object a line.
+
+        Raises:
+            CatalogError: they cannot be written.
+        """
+        self._indexes.keep_samples(image, lines)
+
+    def samples(self, image: str) -> str:
+        """The samples of an image's transfer as they were kept; empty when there are none."""
+        return self._indexes.samples(image)
+
     # --- locks
 
     def run_lock(self, back_group: str) -> RunLock:

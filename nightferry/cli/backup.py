@@ -122,9 +122,7 @@ def split(
     return plan
 
 
-def run_nights(
-    session: Session, loaded: LoadedSite, nights: Sequence[Night], options: dict[str, Any]
-) -> int:
+def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], options: dict[str, Any]) -> int:
     """Runs each BACK group's night in this process, shown in Prefect; prints the result document.
 
     Raises:
@@ -248,8 +246,8 @@ def show(session: Session, results: Sequence[NightResult]) -> None:
                 ]
             )
         rows += [[f"{f.group}/{f.store}", "failed", None, None, None, f.error] for f in result.failures]
-        columns = ["store", "image", Column("size", right=True), Column("rate", right=True)]
-        shown.append(table([*columns, Column("took", right=True), "copies"], rows, title=f"run {result.run.run}"))
+        figures = [Column(name, right=True) for name in ("size", "rate", "took")]
+        shown.append(table(["store", "image", *figures, "copies"], rows, title=f"run {result.run.run}"))
         shown.append(result.sentence())
         for hint in _hints(result):
             shown.append(f"  hint: {hint}")

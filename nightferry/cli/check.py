@@ -25,5 +25,7 @@ def check() -> int:
     said = f"{counts['fail']} failures, {counts['warn']} warnings, {counts['note']} notes"
     shown = [table(["id", "", "finding", "what to do"], rows)] if rows else []
     document = {"findings": findings, **counts, "exit_code": code}
-    session.out.result(document, *shown, "nothing could fail tonight that can be seen now" if not code else said)
+    session.out.result(
+        document, *shown, "nothing could fail tonight that can be seen now" if not code else said
+    )
     return code

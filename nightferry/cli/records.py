@@ -81,7 +81,14 @@ def images(*, group: str | None = None, store: str | None = None) -> None:
         ]
         for i, d in zip(found, documents, strict=True)
     ]
-    columns = ["image", "state", Column("size", right=True), Column("files", right=True), "started", "copies"]
+    columns: list[Column | str] = [
+        "image",
+        "state",
+        Column("size", right=True),
+        Column("files", right=True),
+        "started",
+        "copies",
+    ]
     session.out.result({"images": documents}, table(columns, rows))
 
 
@@ -133,7 +140,7 @@ def copies(image: str, /) -> None:
         ]
         for c in found
     ]
-    columns = ["at", "state", "where", Column("size", right=True), "verified", "note"]
+    columns: list[Column | str] = ["at", "state", "where", Column("size", right=True), "verified", "note"]
     document = {"image": image, "staged": str(path) if staged else None, "copies": documents}
     session.out.result(document, table(columns, rows))
 
@@ -179,4 +186,3 @@ def files(
         {"image": image, "files": documents},
         table(["type", Column("bytes", right=True), "outcome", "path"], rows),
     )
-

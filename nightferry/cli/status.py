@@ -40,7 +40,9 @@ def status(*, max_age: str = "26h") -> int:
             f"{s.group}/{s.store}",
             s.image.image if s.image else None,
             f"{s.image.started.astimezone(zone):%Y-%m-%d %H:%M}" if s.image else None,
-            ", ".join([*(["staging"] if s.staged else []), *(f"{c.destination} {c.state}" for c in s.copies)]),
+            ", ".join(
+                [*(["staging"] if s.staged else []), *(f"{c.destination} {c.state}" for c in s.copies)]
+            ),
             f"{s.proved.astimezone(zone):%Y-%m-%d %H:%M}" if s.proved else None,
             s.reason or None,
         ]

@@ -14,7 +14,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 ImageState = Literal["whole", "partial"]
 CopyState = Literal["writing", "whole", "verified", "suspect", "damaged", "lost"]
 RunState = Literal["staging", "held", "sealed", "streaming", "drained", "ended"]
-CartridgeState = Literal["blank", "appendable", "full", "offsite", "expired", "retired", "cleaning", "foreign"]
+CartridgeState = Literal[
+    "blank", "appendable", "full", "offsite", "expired", "retired", "cleaning", "foreign"
+]
 
 
 class Record(BaseModel):

@@ -96,7 +96,10 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
         path = Path(back_group.path)
         if not path.is_dir():
             yield Finding(
-                "NF-STAGE-001", "fail", f"{back_group.name}: {path} is not there", "mount the BACK group's disk"
+                "NF-STAGE-001",
+                "fail",
+                f"{back_group.name}: {path} is not there",
+                "mount the BACK group's disk",
             )
             continue
         if not os.access(path, os.W_OK | os.X_OK):

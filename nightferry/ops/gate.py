@@ -40,9 +40,7 @@ class GateView:
             "back_group": self.back_group,
             "state": self.state,
             "seal": self.seal.digest if self.seal else None,
-            "missing": [
-                {"store": m.name, "state": m.state, "reason": m.reason} for m in self.missing
-            ],
+            "missing": [{"store": m.name, "state": m.state, "reason": m.reason} for m in self.missing],
             "approvals": [
                 {"stores": list(a.stores), "reason": a.reason, "who": a.who, "at": a.at.isoformat()}
                 for a in self.approvals
@@ -89,7 +87,11 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
         at=opened.clock.now(),
         stores=tuple(lines),
     )
-    if before is not None and before == on_disk and (before.stores, before.epoch) == (seal.stores, seal.epoch):
+    if (
+        before is not None
+        and before == on_disk
+        and (before.stores, before.epoch) == (seal.stores, seal.epoch)
+    ):
         return before
     seal = seal.model_copy(update={"digest": seal_digest(seal)})
     disk.write_seal(seal)
@@ -99,8 +101,10 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
 
 def _line(image: ImageRecord) -> SealedStore:
     counts = image.outcomes
-    reason = "" if image.state == "whole" else (
-        f"{counts.vanished} vanished, {counts.changed} changed, {counts.unreadable} unreadable files"
+    reason = (
+        ""
+        if image.state == "whole"
+        else (f"{counts.vanished} vanished, {counts.changed} changed, {counts.unreadable} unreadable files")
     )
     return SealedStore(
         group=image.group,

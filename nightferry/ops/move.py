@@ -78,7 +78,9 @@ def _move(
         )
     plan = opened.cluster.plan(back_group, target)
     if plan.problems:
-        raise MoveFailed(f"{back_group} cannot move to {target}: {'; '.join(plan.problems)}", subject=back_group)
+        raise MoveFailed(
+            f"{back_group} cannot move to {target}: {'; '.join(plan.problems)}", subject=back_group
+        )
     if plan.is_noop and token is not None and token.node == target:
         _remember(opened, back_group, token)
         return target

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
@@ -20,11 +21,11 @@ from nightferry.cluster.disk import BackDisk
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
 from nightferry.errors import ClusterError, NotInThisRelease
-from nightferry.model.records import ImageRecord
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, TapeSettings
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import LocalClusterSettings
+from nightferry.model.records import ImageRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogRegister
@@ -56,6 +57,8 @@ class OpenSite:
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
         self._throttles: dict[str, Throttle] = {}
+        self.held: dict[str, RunLock] = {}
+        """BACK groups whose run lock this process holds; see ``ops.run.run_lock``."""
 
     # -- the parts ----------------------------------------------------------------------------
 
@@ -125,6 +128,11 @@ class OpenSite:
         if destination is not None:
             destination.close()
 
+    def drain_requested(self, back_group: str) -> bool:
+        """Whether another process asked the run that this process holds to end at the next image boundary."""
+        lock = self.held.get(back_group)
+        return lock is not None and self.catalog.drain_requested(back_group, lock.since) is not None
+
     def throttle(self, destination: str) -> Throttle | None:
         """The destination's bandwidth timetable, shared by all its lanes; None when it has none."""
         timetable = self.site.destination(destination).bandwidth
@@ -155,7 +163,8 @@ class OpenSite:
     def speeds(self) -> dict[str, Speed]:
         """What each destination can be expected to do, to choose where to restore from."""
         return {
-            d.name: TAPE_SPEED if isinstance(d, TapeSettings) else FOLDER_SPEED for d in self.site.destinations
+            d.name: TAPE_SPEED if isinstance(d, TapeSettings) else FOLDER_SPEED
+            for d in self.site.destinations
         }
 
     # -- closing ------------------------------------------------------------------------------
@@ -183,7 +192,9 @@ class OpenSite:
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
 
-                return FsspecDestination(settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS)
+                return FsspecDestination(
+                    settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS
+                )
             case _:
                 raise NotInThisRelease(f"destination kind {settings.kind!r} is not in this release")
 

@@ -5,8 +5,9 @@ Nothing here asks Prefect. The flow takes its state from this, the command line 
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal
 
 from nightferry.errors import worst_exit_code
@@ -132,9 +133,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
     opened.catalog.refresh()
     run = opened.catalog.run(run.run)
     due = set(due_stores(run))
-    images = tuple(
-        i for i in reversed(opened.catalog.images(run=run.run)) if (i.group, i.store) in due
-    )
+    images = tuple(i for i in reversed(opened.catalog.images(run=run.run)) if (i.group, i.store) in due)
     copies = {i.image: tuple(opened.catalog.copies(i.image)) for i in images}
     missing = []
     for image in images:
@@ -205,24 +204,24 @@ def _what_to_do(result: NightResult) -> str:
 
 def throughput_png(opened: OpenSite, result: NightResult) -> bytes | None:
     """The night's throughput, one line per store, as a PNG; None when no samples were kept."""
-    curves: list[tuple[str, list[datetime], list[float]]] = []
+    curves: list[tuple[str, list[float], list[float]]] = []
     for image in result.images:
-        samples = opened.catalog.samples(image.image)
+        samples = [json.loads(line) for line in opened.catalog.samples(image.image).splitlines()]
         if len(samples) > 1:
-            times = [datetime.fromtimestamp(s["at_s"], opened.site.tz) for s in samples]
+            began = (image.started - result.run.started).total_seconds()
+            minutes = [(began + s["at_s"]) / 60 for s in samples]
             rates = [s["rate_bytes_per_s"] / 1e6 for s in samples]
-            curves.append((f"{image.group}/{image.store}", times, rates))
+            curves.append((f"{image.group}/{image.store}", minutes, rates))
     if not curves:
         return None
-    import io
-
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
-    for name, times, rates in curves:
-        axes.plot(times, rates, label=name, linewidth=1.4)
+    for name, minutes, rates in curves:
+        axes.plot(minutes, rates, label=name, linewidth=1.4)
     axes.set_ylabel("MB/s to staging")
+    axes.set_xlabel("minutes since the run began")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="upper right")

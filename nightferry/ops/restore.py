@@ -6,9 +6,10 @@ one goes on with the files that are not restored yet; nothing half-written is ev
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,21 @@ from nightferry.errors import (
     DestinationError,
     IntegrityError,
     NightferryError,
+    NotInThisRelease,
+    PartialResult,
 )
 from nightferry.image.chunks import CheckedReader
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import ImageRecord
+from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.text import safe
-from nightferry.ops.extract import extract, in_place_exchange, store_in_use
+from nightferry.ops.extract import extract
+from nightferry.ops.in_place import beside, in_place_exchange, store_in_use
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.restored import RestoreReport
 from nightferry.ops.stream import describe_location, mark_damaged
-from nightferry.ops.tree import Overwrite, RestoreReport, TargetTree
+from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.plan.match import Matcher
 from nightferry.plan.restore_order import STAGING, Choice, choose_copies
 from nightferry.progress import Cancel, Progress
@@ -272,27 +278,50 @@ def restore_in_place(
     Raises:
         BusyError: the store is in use; the message names the processes.
     """
-    store = opened.site.store(f"{plan_for.group}/{plan_for.store}").store
-    path = Path(store.path)
-    users = store_in_use(path)
-    if users:
+    name = f"{plan_for.group}/{plan_for.store}"
+    store = opened.site.store(name).store
+    if not isinstance(store, FilesStore | SqliteStore):
+        raise NotInThisRelease(
+            f"in-place restores of {store.kind} stores are not in this release", subject=name
+        )
+    path = store.path
+    use = store_in_use(path)
+    if use.processes or use.unseen:
+        users = [*use.processes, *([f"{use.unseen} processes this user may not see"] if use.unseen else [])]
         raise BusyError(
-            f"store {plan_for.group}/{plan_for.store} is in use by {', '.join(users)}",
-            hint="stop what uses it, then restore in place again; or restore elsewhere with --to",
-            subject=f"{plan_for.group}/{plan_for.store}",
+            f"store {name} is, or may be, in use by {', '.join(users)}",
+            hint="stop what uses it, then restore in place again (as root); or restore elsewhere with --to",
+            subject=name,
         )
-    beside = path.with_name(f".{path.name}.restoring-{plan_for.run}")
-    if beside.exists():
+    new = beside(path, plan_for.run)
+    if new.exists():
         raise ConfigError(
-            f"{beside} is left over from an interrupted restore", hint="look at it, remove it, then restore again"
+            f"{new} is left over from an interrupted restore",
+            hint="look at it, remove it, then restore again",
+            subject=name,
         )
-    plan = plan_restore(opened, plan_for, [], beside, copy=copy)
-    done = restore(
-        opened, plan, privileged=privileged, map_owner=map_owner, progress=progress, cancel=cancel
-    )
-    single = beside / path.name
-    is_file = path.is_file() or (not path.exists() and [r.path for r in plan.rows] == [path.name.encode()])
-    previous = in_place_exchange(path, single if is_file else beside, plan_for.run)
+    plan = plan_restore(opened, plan_for, [], new, copy=copy)
+    done = restore(opened, plan, privileged=privileged, map_owner=map_owner, progress=progress, cancel=cancel)
+    if not done.is_complete:
+        raise PartialResult(
+            f"store {name} was not exchanged: something could not be restored",
+            hint=f"what was restored is at {new}; look at its report with --to",
+            subject=name,
+        )
+    single = new / path.name
+    is_file = [row.path for row in plan.rows] == [os.fsencode(path.name)] and not single.is_dir()
+    if isinstance(store, SqliteStore):
+        _set_journals_aside(path, plan_for.run)
+    previous = in_place_exchange(path, single if is_file else new, plan_for.run)
     if is_file:
-        beside.rmdir()
-    return Restored(plan, done.copy, done.report, done.damaged, str(previous) if previous else "")
+        new.rmdir()
+    return replace(done, plan=plan, previous=str(previous) if previous else "")
+
+
+def _set_journals_aside(database: Path, run: str) -> None:
+    """Takes an old database's journals out of the way before the exchange: replayed onto the new one they would
+    destroy it. Nobody has the database open, so a journal is only there after its last user crashed."""
+    for suffix in ("-wal", "-shm", "-journal"):
+        journal = database.with_name(database.name + suffix)
+        if journal.exists():
+            journal.rename(journal.with_name(f"{journal.name}.before-{run}"))

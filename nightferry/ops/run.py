@@ -35,12 +35,17 @@ def window_now(opened: OpenSite, back_group: str) -> str:
 def run_lock(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> Iterator[RunLock]:
     """Holds the BACK group for this process; the operating system gives it back when the process dies.
 
+    Inside itself (a subflow of the night) it gives the lock that is held already.
+
     A run of the same window that is at work elsewhere is busy. One of an *older* window (its stage two overran) is
     treated as ``on_overrun`` says: asked to drain at an image boundary, waited for, or left alone.
 
     Raises:
         BusyError: another process runs this window, or ``on_overrun = "skip"``.
     """
+    if back_group in opened.held:
+        yield opened.held[back_group]
+        return
     window = window_now(opened, back_group)
     lock = opened.catalog.run_lock(back_group)
     try:
@@ -53,11 +58,15 @@ def run_lock(opened: OpenSite, back_group: str, *, progress: Progress, cancel: C
         if policy == "drain":
             opened.catalog.request_drain(back_group, by=f"window {window}")
             progress.say(f"asked run {holder.run} of {back_group} to drain", subject=back_group)
-        progress.say(f"waiting for run {holder.run} of {back_group} to give the disk back", subject=back_group)
+        progress.say(
+            f"waiting for run {holder.run} of {back_group} to give the disk back", subject=back_group
+        )
         _wait_for(lock, window, opened, cancel)
+    opened.held[back_group] = lock
     try:
         yield lock
     finally:
+        del opened.held[back_group]
         lock.release()
 
 
@@ -233,4 +242,3 @@ def set_state(opened: OpenSite, run: RunRecord, **changes: object) -> RunRecord:
 def end_run(opened: OpenSite, run: RunRecord, result: str) -> RunRecord:
     """The run's last record."""
     return set_state(opened, run, state="ended", result=result, ended=opened.clock.now())
-

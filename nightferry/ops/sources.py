@@ -32,6 +32,8 @@ def open_source(store: Store, scratch: Path) -> Source:
 
             return SqliteSource(store.path, scratch_dir=scratch)
         case PostgresStore() | CommandStore() | NdmpStore():
-            raise NotInThisRelease(f"stores of kind {store.kind!r} are not in this release", subject=store.name)
+            raise NotInThisRelease(
+                f"stores of kind {store.kind!r} are not in this release", subject=store.name
+            )
         case _:
             assert_never(store)

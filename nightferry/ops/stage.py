@@ -276,7 +276,9 @@ def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | 
         read_back(target, chunks, 1.0, cancel=Cancel())
         index = read_index(target, chunks)
         if image_digest(chunks, index) != record.digest:
-            raise IntegrityError(f"{target.name} is not the image its side files describe", subject=record.image)
+            raise IntegrityError(
+                f"{target.name} is not the image its side files describe", subject=record.image
+            )
     except (OSError, ValueError, NightferryError) as error:
         progress.say(f"an interrupted image is staged anew: {error}", subject=target.name)
         remove_staged(target)

@@ -64,7 +64,9 @@ class StagedOutgoing:
                 f"image {record.image} is not on staging: {error.filename} is missing", subject=record.image
             ) from error
         if image_digest(self._chunks, index) != record.digest:
-            raise IntegrityError(f"staged image {record.image} is not what was recorded", subject=record.image)
+            raise IntegrityError(
+                f"staged image {record.image} is not what was recorded", subject=record.image
+            )
         meta = record.model_dump_json(indent=1).encode() + b"\n"
         self._side_files = {"index": index, "chunks": self._chunks, "meta.json": meta}
 
@@ -359,7 +361,9 @@ def describe_location(copy: CopyRecord) -> str:
     parts = copy.location.get("parts")
     if isinstance(parts, list):
         return ", ".join(f"{p['barcode']} file {p['file']}" for p in parts)
-    return str(copy.location.get("path") or json.dumps(copy.location, sort_keys=True) if copy.location else "")
+    return str(
+        copy.location.get("path") or json.dumps(copy.location, sort_keys=True) if copy.location else ""
+    )
 
 
 def require_known(copy: CopyRecord) -> None:

@@ -131,7 +131,9 @@ def remake_copy(
                 last = error
                 progress.say(f"{place.source} cannot give {image.image} back: {error}")
                 continue
-            outgoing = StagedOutgoing(image, scratch, chunks=opened.catalog.chunks(image.image), cancel=cancel)
+            outgoing = StagedOutgoing(
+                image, scratch, chunks=opened.catalog.chunks(image.image), cancel=cancel
+            )
             return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     if last is not None:
         raise last

@@ -332,7 +332,11 @@ def test_without_a_chunk_table_the_member_digest_still_stops_damage(tmp_path: Pa
     data = bytearray(image.path.read_bytes())
     data[image.rows[b"f"].payload_offset + 10_000] ^= 1
     image.path.write_bytes(data)
-    with FileReader(image.path) as file, TargetTree(target) as tree, pytest.raises(IntegrityError, match="BLAKE3"):
+    with (
+        FileReader(image.path) as file,
+        TargetTree(target) as tree,
+        pytest.raises(IntegrityError, match="BLAKE3"),
+    ):
         extract(ImageReader(file, index=image.index), image.index, tree)
     assert os.listdir(target) == []
 
