@@ -68,12 +68,12 @@ def at_work() -> Iterator[None]:
             previous(number, frame)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, stop)
+        before[int(number)] = signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        for installed, previous in before.items():
+            signal.signal(installed, previous)
 
 
 def _send_core_logs_to_prefect() -> None:

@@ -144,12 +144,16 @@ class OpenSite:
                 self._throttles[destination] = Throttle(Timetable(entries, self.site.tz), clock=self.clock)
             return self._throttles[destination]
 
+    def scratch_folder(self, back_group: str) -> Path:
+        """Where on the BACK disk what lives shorter than its process may lie."""
+        folder = self.disk(back_group).folder / "scratch"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+
     @contextmanager
     def scratch(self, image: ImageRecord) -> Iterator[Path]:
         """A file below the staging path that is gone afterwards, for an image on its way between destinations."""
-        back_group = self.site.group(image.group).back_group
-        folder = Path(self.site.back_group(back_group).path) / ".nightferry" / "scratch"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = self.scratch_folder(self.site.group(image.group).back_group)
         path = folder / f"{image.image}.{os.getpid()}.tar"
         try:
             yield path

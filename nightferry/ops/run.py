@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ def begin_run(
     if level not in (None, 0):
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     opened.catalog.refresh()
+    _clear_scratch(opened, back_group)
     wanted = _selection(opened, back_group, groups, stores)
     if run is not None:
         found = opened.catalog.run(run)
@@ -146,6 +148,15 @@ def begin_run(
     )
     opened.catalog.append(record)
     return Begun(record, f"started run {name}")
+
+
+def _clear_scratch(opened: OpenSite, back_group: str) -> None:
+    """Removes what killed processes left; under the run lock nobody else stages."""
+    for left in opened.scratch_folder(back_group).iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif not left.name.endswith(".tar"):
+            left.unlink()
 
 
 def _covers(run: RunRecord, wanted: dict[str, tuple[str, ...]]) -> bool:

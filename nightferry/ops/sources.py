@@ -30,7 +30,7 @@ def open_source(store: Store, scratch: Path) -> Source:
         case SqliteStore():
             from nightferry.source.sqlite import SqliteSource
 
-            return SqliteSource(store.path, scratch_dir=scratch)
+            return SqliteSource(store.path, scratch)
         case PostgresStore() | CommandStore() | NdmpStore():
             raise NotInThisRelease(
                 f"stores of kind {store.kind!r} are not in this release", subject=store.name

@@ -30,6 +30,7 @@ from nightferry.model.stores import StoreRef, Tolerate
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.sources import open_source
 from nightferry.progress import Cancel, Progress
+from nightferry.source.base import Estimate
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
 from nightferry.transfer.direct import DirectWriter
@@ -39,6 +40,13 @@ from nightferry.transfer.reading import FileReader
 from nightferry.units import format_size
 
 log = logging.getLogger(__name__)
+
+MEMBER_OVERHEAD_BYTES = 4096
+"""Room for one member's headers, its padding and its index row: two blocks of headers for most, and a page for a
+large member's alignment."""
+
+IMAGE_OVERHEAD_BYTES = 1 << 20
+"""Room for the first and last members and the index's own header."""
 
 
 def stage_store(
@@ -121,15 +129,14 @@ def _write(
     group, store = definition
     partial = target.with_name(target.name + ".partial")
     partial.unlink(missing_ok=True)
-    scratch = target.parent / ".scratch"
     started = opened.clock.now()
     times = os.times()
-    source = open_source(store, scratch)
+    source = open_source(store, opened.scratch_folder(run.back_group))
     try:
         estimate = source.estimate()
-        progress.begin(subject, "stage", estimate.size_bytes)
+        progress.begin(subject, "stage", estimate.bytes)
         with Meter() as meter:
-            sink = _reserve(opened, run, partial, estimate.size_bytes, meter, cancel, subject)
+            sink = _reserve(opened, run, partial, expected_bytes(estimate), meter, cancel, subject)
             try:
                 header = ImageHeader(
                     image=target.name.removesuffix(".tar"),
@@ -138,6 +145,7 @@ def _write(
                     store=store.name,
                     level=run.level,
                     source_kind=store.kind,
+                    source=source.description,
                     node=run.node,
                     started=started,
                     nightferry=__version__,
@@ -188,6 +196,11 @@ def _write(
     durable_rename(partial, target)
     progress.end(subject, state)
     return record, summary
+
+
+def expected_bytes(estimate: Estimate) -> int:
+    """How large an image will be at most, unless the store grows: content, tar headers, index, alignment."""
+    return estimate.bytes + estimate.files * MEMBER_OVERHEAD_BYTES + IMAGE_OVERHEAD_BYTES
 
 
 def _reserve(
