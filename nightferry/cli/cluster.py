@@ -1,0 +1,127 @@
+"""`nightferry cluster`: who owns what, and the gated move by hand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from nightferry.cli.session import current
+from nightferry.errors import ConfigError
+
+app = App(name="cluster", help="Nodes, groups, and the gated move.")
+
+
+@app.command
+def view() -> None:
+    """Shows nodes, resource groups, owner tokens and readers of the BACK disks."""
+    from nightferry.cli.output import table
+    from nightferry.errors import ClusterError
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        seen = here.cluster.view()
+        disks: list[dict[str, Any]] = []
+        for back_group in here.site.back_groups:
+            try:
+                disk = here.disk(back_group.name)
+                token = disk.owner()
+                disks.append(
+                    {
+                        "back_group": back_group.name,
+                        "path": back_group.path,
+                        "owner": token.node if token else None,
+                        "epoch": token.epoch if token else 0,
+                        "readers": [r.who for r in disk.readers()],
+                    }
+                )
+            except ClusterError as error:
+                disks.append({"back_group": back_group.name, "path": back_group.path, "error": error.message})
+    session.out.result(
+        {"cluster": seen, "disks": disks},
+        table(
+            ["node", "role", "usable", "note"],
+            [[n.name, n.role, "yes" if n.usable else "no", n.note or None] for n in seen.nodes],
+        ),
+        table(
+            ["group", "owner", "state", "note"],
+            [[g.name, g.owner, g.state, g.note or None] for g in seen.groups],
+        ),
+        table(
+            ["BACK disk", "path", "token", "readers"],
+            [
+                [
+                    d["back_group"],
+                    d["path"],
+                    d.get("error") or f"{d['owner'] or 'nobody'} (epoch {d['epoch']})",
+                    ", ".join(d.get("readers", ())) or None,
+                ]
+                for d in disks
+            ],
+        ),
+    )
+
+
+@app.command
+def move(
+    back_group: str,
+    /,
+    *,
+    to: str | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    ungated: Annotated[bool, Parameter(negative=())] = False,
+    reason: str = "",
+) -> None:
+    """Moves a BACK group's disk to a passive node, through the gate of its newest run.
+
+    Exit code 50 while the window is not sealed.
+
+    Parameters
+    ----------
+    back_group
+        The BACK group.
+    to
+        This node; without it the first usable target.
+    dry_run
+        Shows the plan and what the gate says; moves nothing.
+    ungated
+        For maintenance: not through the gate; needs --to and --reason.
+    reason
+        Why it is not gated; recorded.
+    """
+    from nightferry.ops import gate
+    from nightferry.ops import move as ops
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.run import run_lock
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        name = here.site.back_group(back_group).name
+        if to is not None:
+            here.site.node(to)
+        here.catalog.refresh()
+        run = next(iter(here.catalog.runs(name)), None)
+        if ungated and not (to and reason.strip()):
+            raise ConfigError("an ungated move needs --to and --reason", subject=name)
+        if run is None and not ungated:
+            raise ConfigError(
+                f"{name} has no run: nothing is proven staged", hint="see --ungated for maintenance", subject=name
+            )
+        if dry_run:
+            target = to or here.site.targets(name)[0].name
+            plan = here.cluster.plan(name, target)
+            state = gate.look(here, run).state if run is not None else "closed"
+            document = {"plan": plan, "gate": state}
+            problems = f"; {'; '.join(plan.problems)}" if plan.problems else ""
+            session.out.result(document, f"{name}: {plan.source} → {target}{problems}", f"the gate is {state}")
+            return
+        with run_lock(here, name, progress=session.out.progress, cancel=session.cancel):
+            if ungated and to is not None:
+                node = ops.move_ungated(
+                    here, name, to, reason, progress=session.out.progress, cancel=session.cancel
+                )
+            else:
+                assert run is not None  # noqa: S101 - refused above
+                node = ops.to_passive(here, run, to=to, progress=session.out.progress, cancel=session.cancel)
+    session.out.result({"back_group": name, "node": node}, f"{name} is on {node}")

@@ -1,0 +1,291 @@
+"""`nightferry restore`: files, a store, in place or elsewhere."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from nightferry.cli.session import Session, current
+from nightferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nightferry.model.records import ImageRecord
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.restore import Restored, RestorePlan
+    from nightferry.ops.restored import RestoreReport
+
+app = App(name="restore", help="Brings back files, a store, a storage group.")
+app.command(
+    "nightferry.cli.later:restore_group", name="group", help="A whole storage group. Not in this release."
+)
+
+CopyName = Annotated[str | None, Parameter(name=("--copy", "--from"))]
+Flag = Annotated[bool, Parameter(negative=())]
+Overwriting = Literal["never", "older", "always"]
+
+
+@app.command
+def files(
+    store: str,
+    patterns: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=False)],
+    /,
+    *,
+    to: Path,
+    as_of: str | None = None,
+    image: str | None = None,
+    copy: CopyName = None,
+    overwrite: Overwriting = "never",
+    dry_run: Flag = False,
+    privileged: Flag = False,
+    map_owner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+) -> int:
+    """Restores files to DIR/path-inside-the-store. What is there already stays, unless --overwrite says else.
+
+    Exit code 3 when something was left out; it is listed.
+
+    Parameters
+    ----------
+    store
+        GROUP/STORE.
+    patterns
+        As in .gitignore; a directory means all below it.
+    to
+        The folder to restore into.
+    as_of
+        The newest image whose start is not later; without an offset, site time.
+    image
+        Exactly this image.
+    copy
+        Only from this destination, or `staging`.
+    overwrite
+        `never` leaves what is there, `older` replaces what is older, `always` replaces.
+    dry_run
+        Says which copy, how much and how long; writes nothing.
+    privileged
+        Also devices, setuid bits and privileged attributes.
+    map_owner
+        OLD=NEW for users and groups; may be repeated.
+    """
+    if not patterns:
+        raise ConfigError(
+            "no file was named",
+            hint="name files or patterns; `nightferry restore store` restores all",
+            subject=store,
+        )
+    return _run(
+        store, patterns, to, as_of, image, copy, overwrite, dry_run, privileged, _owners(map_owner)
+    )
+
+
+@app.command
+def store(
+    store: str,
+    /,
+    *,
+    to: Path | None = None,
+    in_place: Flag = False,
+    yes: Flag = False,
+    as_of: str | None = None,
+    image: str | None = None,
+    copy: CopyName = None,
+    overwrite: Overwriting = "never",
+    dry_run: Flag = False,
+    privileged: Flag = False,
+    map_owner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+) -> int:
+    """Restores a whole store, to a folder or in place.
+
+    In place the store is restored beside itself, verified, then exchanged by rename; the old content stays
+    as PATH.before-RUN.
+
+    Parameters
+    ----------
+    store
+        GROUP/STORE.
+    to
+        The folder to restore into.
+    in_place
+        Into the store's own place; needs --yes.
+    yes
+        The store's place may be taken.
+    as_of
+        The newest image whose start is not later; without an offset, site time.
+    image
+        Exactly this image.
+    copy
+        Only from this destination, or `staging`.
+    overwrite
+        `never` leaves what is there, `older` replaces what is older, `always` replaces.
+    dry_run
+        Says which copy, how much and how long; writes nothing.
+    privileged
+        Also devices, setuid bits and privileged attributes.
+    map_owner
+        OLD=NEW for users and groups; may be repeated.
+    """
+    if (to is None) == (not in_place):
+        raise ConfigError("restore a store either --to DIR or --in-place", subject=store)
+    owners = _owners(map_owner)
+    if to is not None:
+        return _run(store, (), to, as_of, image, copy, overwrite, dry_run, privileged, owners)
+    if not yes and not dry_run:
+        raise ConfigError(
+            f"restoring {store} in place takes its place", hint="say so with --yes", subject=store
+        )
+    return _in_place(store, as_of, image, copy, dry_run, privileged, owners)
+
+
+def _run(
+    store: str,
+    patterns: tuple[str, ...],
+    to: Path,
+    as_of: str | None,
+    image: str | None,
+    copy: str | None,
+    overwrite: Overwriting,
+    dry_run: bool,
+    privileged: bool,
+    map_owner: dict[str, str],
+) -> int:
+    from nightferry.ops import restore as ops
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        found = _find(session, here, store, as_of, image)
+        plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=copy)
+        if dry_run:
+            report = ops.forecast(
+                here, plan, overwrite=overwrite, privileged=privileged, map_owner=map_owner, cancel=session.cancel
+            )
+            _show_plan(session, plan, report)
+            return 0 if report.complete else 3
+        done = ops.restore(
+            here,
+            plan,
+            overwrite=overwrite,
+            privileged=privileged,
+            map_owner=map_owner,
+            progress=session.out.progress,
+            cancel=session.cancel,
+        )
+    return _show(session, store, done)
+
+
+def _in_place(
+    store: str,
+    as_of: str | None,
+    image: str | None,
+    copy: str | None,
+    dry_run: bool,
+    privileged: bool,
+    map_owner: dict[str, str],
+) -> int:
+    from nightferry.ops import restore as ops
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        found = _find(session, here, store, as_of, image)
+        if dry_run:
+            _show_plan(session, ops.plan_in_place(here, found, copy=copy), None)
+            return 0
+        done = ops.restore_in_place(
+            here,
+            found,
+            copy=copy,
+            privileged=privileged,
+            map_owner=map_owner,
+            progress=session.out.progress,
+            cancel=session.cancel,
+        )
+    return _show(session, store, done)
+
+
+def _find(
+    session: Session, here: OpenSite, store: str, as_of: str | None, image: str | None
+) -> ImageRecord:
+    from nightferry.model.names import split_store
+    from nightferry.ops.restore import find_image
+
+    if as_of is not None and image is not None:
+        raise ConfigError("--as-of and --image are two ways to say which image: use one")
+    group, name = split_store(store)
+    when = parse_moment(as_of, here) if as_of else None
+    if when is not None:
+        session.out.say(f"as of {when.isoformat()}")
+    return find_image(here, group, name, as_of=when, image=image)
+
+
+def parse_moment(text: str, here: OpenSite) -> datetime:
+    """A time as people write it; without an offset it is site time.
+
+    Raises:
+        ConfigError: not a time.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"not a time: {text!r}", hint="write for example 2026-11-30T06:00 or 2026-11-30T06:00-06:00"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=here.site.tz)
+
+
+def _owners(pairs: tuple[str, ...]) -> dict[str, str]:
+    owners = {}
+    for pair in pairs:
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise ConfigError(f"not a mapping of owners: {pair!r}", hint="write OLD=NEW", subject="--map-owner")
+        owners[old] = new
+    return owners
+
+
+def _show_plan(session: Session, plan: RestorePlan, report: RestoreReport | None) -> None:
+    from nightferry.units import format_duration, format_size
+
+    document = plan.as_json()
+    lines = [
+        f"image {document['image']} from {document['copy']}"
+        + (f" (then {', '.join(document['fallbacks'])})" if document["fallbacks"] else ""),
+        f"{document['files']} entries, {format_size(document['bytes'])}"
+        + (f", about {format_duration(document['predicted_s'])}" if document["predicted_s"] else ""),
+        f"to {document['to']}",
+    ]
+    if document["cartridges"]:
+        lines.insert(1, f"cartridges {', '.join(document['cartridges'])}")
+    if report is not None:
+        document["report"] = report.as_json()
+        lines += _left_out(report)
+    session.out.result({"dry_run": True, **document}, *lines)
+
+
+def _show(session: Session, store: str, done: Restored) -> int:
+    from nightferry.units import format_size
+
+    report = done.report
+    lines: list[Any] = [
+        f"{store} from {done.copy}: {report.files} files, {report.directories} directories, {report.links} links, "
+        f"{format_size(report.size_bytes)} to {done.plan.target}"
+    ]
+    if done.previous:
+        lines.append(f"what was there before: {done.previous}")
+    if done.damaged:
+        lines.append(f"not usable: {', '.join(done.damaged)} (see `nightferry copies {done.plan.image.image}`)")
+    lines += _left_out(report)
+    session.out.result(done.as_json(), *lines)
+    return 0 if done.is_complete else 3
+
+
+def _left_out(report: RestoreReport, most: int = 40) -> list[str]:
+    from nightferry.model.text import safe
+
+    lines = [f"  is there already, left alone: {safe(path)}" for path in report.skipped]
+    lines += [f"  refused: {safe(path)}: {reason}" for path, reason in report.refused]
+    lines += [f"  not kept: {safe(path)}: {what}" for path, what in report.losses]
+    more = len(lines) - most
+    return lines[:most] + ([f"  and {more} more (--json lists all)"] if more > 0 else [])

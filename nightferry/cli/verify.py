@@ -1,0 +1,88 @@
+"""`nightferry verify` and `nightferry copy`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from nightferry.cli.session import current
+from nightferry.errors import ConfigError, worst_exit_code
+
+
+def verify(*, copy: Annotated[str | None, Parameter(name=("--copy", "--from"))] = None, sample: float = 100.0) -> int:
+    """Reads copies back and compares them with their chunk tables. A damaged one is marked.
+
+    Parameters
+    ----------
+    copy
+        Only the copies at this destination.
+    sample
+        Percent of each copy to read; only 100 makes a copy verified.
+    """
+    from nightferry.cli.output import table
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.verify import verify_copies
+
+    session = current()
+    if not 0 < sample <= 100:
+        raise ConfigError(f"not a percentage: {sample}", subject="--sample")
+    with OpenSite(session.load_site()) as here:
+        checked = list(
+            verify_copies(
+                here, copy, sample=sample / 100, progress=session.out.progress, cancel=session.cancel
+            )
+        )
+    rows = [[c.copy.image, c.copy.destination, c.copy.state, c.error or None] for c in checked]
+    bad = sum(1 for c in checked if c.error)
+    said = f"{len(checked) - bad} of {len(checked)} copies are right"
+    session.out.result(
+        {"copies": [c.as_json() for c in checked]}, table(["image", "at", "state", "error"], rows), said
+    )
+    return worst_exit_code(c.exit_code for c in checked)
+
+
+def copy(
+    images: tuple[str, ...] = (), /, *, missing: Annotated[bool, Parameter(negative=())] = False, to: str
+) -> int:
+    """Makes copies again at a destination, from staging or from any other copy.
+
+    Parameters
+    ----------
+    images
+        These images.
+    missing
+        Every image whose policy wants a copy there that is not there or not to be trusted.
+    to
+        The destination.
+    """
+    from nightferry.cli.output import table
+    from nightferry.errors import DestinationError, IntegrityError
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.verify import missing_copies, remake_copy
+
+    if bool(images) == missing:
+        raise ConfigError("name images, or say --missing", subject="copy")
+    session = current()
+    rows: list[list[object]] = []
+    documents: list[dict[str, object]] = []
+    codes = []
+    with OpenSite(session.load_site()) as here:
+        here.site.destination(to)
+        here.catalog.refresh()
+        wanted = missing_copies(here, to) if missing else [here.catalog.image(name) for name in images]
+        for image in wanted:
+            error, state = "", "missing"
+            try:
+                made = remake_copy(here, image, to, progress=session.out.progress, cancel=session.cancel)
+                state = made.state
+            except (DestinationError, IntegrityError) as failure:
+                error = failure.message
+                codes.append(failure.exit_code)
+            rows.append([image.image, to, state, error or None])
+            documents.append({"image": image.image, "destination": to, "state": state, "error": error or None})
+    session.out.result(
+        {"copies": documents},
+        *([table(["image", "at", "state", "error"], rows)] if rows else ["no copy is missing there"]),
+    )
+    return worst_exit_code(codes)
