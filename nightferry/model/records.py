@@ -234,6 +234,8 @@ class CartridgeRecord(Record):
     used_bytes: int = 0
     tape_files: int = 0
     """Tape files written, the label included; the next one is written at this number."""
+    last_trailer: int = 0
+    """Tape file number of the newest whole trailer; 0 while there is none. Dead space may lie behind it."""
     images: tuple[str, ...] = ()
     at: AwareDatetime
     note: str = ""

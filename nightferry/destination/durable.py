@@ -1,0 +1,69 @@
+"""Writing files so that they are there after a power cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+WRITEBACK_BYTES = 16 << 20
+"""How much is written before the kernel is told to begin writing it out: the final fsync stays short."""
+
+
+def fsync_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Writes every byte at the file's position; a short write goes on where it stopped."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def begin_writeback(fd: int, position: int) -> int:
+    """Starts the write-out of what lies before ``position``; returns the position to ask again at.
+
+    POSIX_FADV_DONTNEED on dirty pages starts their write-out and drops the clean ones, so a long copy
+    neither fills the page cache nor leaves everything to the fsync at its end.
+    """
+    os.posix_fadvise(fd, 0, position, os.POSIX_FADV_DONTNEED)
+    return position + WRITEBACK_BYTES
+
+
+class FreshFile:
+    """A file written in order, mode 0600, whatever was there before being gone. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._done, self._mark = 0, WRITEBACK_BYTES
+
+    def write(self, data: bytes | memoryview) -> None:
+        write_all(self._fd, data)
+        self._done += len(data)
+        if self._done >= self._mark:
+            self._mark = begin_writeback(self._fd, self._done)
+
+    def sync(self) -> None:
+        """On return the bytes are on the disk; the file's name only after ``fsync_folder``."""
+        os.fsync(self._fd)
+
+    def __enter__(self) -> FreshFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces ``path`` atomically and durably: after a crash it has the old content or the new."""
+    fresh = path.with_name(f".{path.name}.new")
+    with FreshFile(fresh) as file:
+        file.write(data)
+        file.sync()
+    fresh.replace(path)
+    fsync_folder(path.parent)

@@ -1,0 +1,82 @@
+"""A changer: what stands in which slot and drive, and the arm that moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from nightferry.destination.tape.drive import TapeDrive
+
+ElementKind = Literal["slot", "drive", "port"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One place for a cartridge: a storage slot, a drive, or an import/export port; numbered from 0."""
+
+    kind: ElementKind
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A place and what is in it. ``barcode`` is empty when nothing is, ``?`` when it cannot be read.
+
+    ``home`` is the slot the cartridge came from, where the changer remembers it.
+    """
+
+    address: Address
+    barcode: str = ""
+    home: Address | None = None
+
+
+class Changer(Protocol):
+    """The arm. Its verbs may be called from several threads and processes."""
+
+    def inventory(self) -> list[Element]:
+        """Every element, slots first.
+
+        Raises:
+            Unavailable: the changer does not answer.
+        """
+
+    def move(self, source: Address, target: Address) -> None:
+        """Moves a cartridge; a drive must have been unloaded first. On return it is there.
+
+        Raises:
+            DestinationError: the source is empty, the target full, removal is prevented, or there is no
+            such element. Unavailable: the changer does not answer.
+        """
+
+
+class DriveLock(Protocol):
+    """The operating system's lock on one drive, held; gone with the process, however that ends."""
+
+    @property
+    def untouched(self) -> bool:
+        """True when the last holder before was this same library object: the drive is as it left it."""
+
+    def release(self) -> None: ...
+
+
+class Library(Protocol):
+    """A changer and its drives: what stands under a ``TapeDestination``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def changer(self) -> Changer: ...
+    @property
+    def drives(self) -> Sequence[TapeDrive]: ...
+    @property
+    def cartridge_bytes(self) -> int:
+        """What one cartridge holds, for planning."""
+
+    def try_lock(self, number: int) -> DriveLock | None:
+        """Takes the lock of a drive; None while another process (or library object) holds it."""
+
+    def close(self) -> None: ...

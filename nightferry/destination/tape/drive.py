@@ -1,0 +1,104 @@
+"""A tape drive, reduced to what every drive can do: rewind, space forward, write, read.
+
+Positions are (tape file, record), both from 0. Only forward spacing is asked for: reverse spacing and
+LOCATE are not everywhere, and where they are a driver may use them inside these verbs. One drive is used by
+one thread at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from nightferry.errors import MediumFull
+from nightferry.transfer.base import CHUNK_BYTES
+
+RECORD_BYTES = CHUNK_BYTES
+LONGEST_RECORD = (16 << 20) - 1
+"""The longest block a variable-block drive can be asked for (24-bit transfer length, SSC-5 §6.4)."""
+
+
+class EndOfMedium(MediumFull):
+    """The hard end of the tape: the record was not written."""
+
+
+class Mark(Enum):
+    """What a read met in place of a record."""
+
+    FILEMARK = "filemark"
+    """The tape now stands behind it, at the first record of the next tape file."""
+    END_OF_DATA = "end of data"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Tape file and record, both from 0."""
+
+    file: int
+    record: int
+
+
+class TapeDrive(Protocol):
+    """One drive. Every verb may raise ``DestinationError``; what it means is said per verb.
+
+    ``MediumDamaged``: the cartridge cannot be read or written there. ``PositionLost``: where the tape
+    stands is not known, only ``rewind`` may follow. ``Unavailable``: the drive does not answer.
+    ``DestinationError``: no cartridge is loaded.
+    """
+
+    @property
+    def number(self) -> int:
+        """Its number in the library, from 0; also its data transfer element."""
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes that can surely still be written after the record that met early warning."""
+
+    def is_loaded(self) -> bool: ...
+
+    def load(self) -> None:
+        """Makes the cartridge the changer put in ready, rewound. Nothing to do when it is ready.
+
+        Raises:
+            Unavailable: the drive is empty or does not become ready.
+        """
+
+    def unload(self) -> None:
+        """Writes out what is buffered and lets the cartridge go. Nothing to do when the drive is empty."""
+
+    def rewind(self) -> None: ...
+
+    def position(self) -> Position: ...
+
+    def space_filemarks(self, count: int) -> int:
+        """Moves behind the next ``count`` filemarks; returns how many there were. Fewer: the tape stands at
+        its end of data."""
+
+    def space_records(self, count: int) -> int:
+        """Moves over ``count`` records of this tape file; returns how many there were.
+
+        Fewer: the tape stands behind the last one, before the filemark or at the end of data.
+        """
+
+    def read_record(self, limit: int = RECORD_BYTES) -> bytes | Mark:
+        """The next record, or what is there instead.
+
+        Raises:
+            MediumDamaged: it is longer than ``limit`` (the tape stands behind it), or unreadable.
+        """
+
+    def write_record(self, data: bytes | memoryview) -> bool:
+        """Writes one record of 1 byte to 16 MiB - 1; what lay behind the position is gone. True: early
+        warning was met.
+
+        Raises:
+            EndOfMedium: the hard end; nothing was written.
+            MediumFull: what the drive writes on has no room, though the cartridge has.
+        """
+
+    def write_filemarks(self, count: int, *, immediate: bool = False) -> bool:
+        """Ends the tape file ``count`` times. True: early warning was met.
+
+        Not immediate: on return everything written so far is on the medium. ``count`` 0 only writes out.
+        """

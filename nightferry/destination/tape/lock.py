@@ -1,0 +1,65 @@
+"""Locks of the operating system on drives and changers, kept in plain files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class FileLock:
+    """An exclusive flock on a file, held until ``release`` or the process ends.
+
+    The file's body names the holder (``pid token``) and stays after the release, so that the next holder
+    sees whether anyone else was there in between.
+    """
+
+    def __init__(self, fd: int, untouched: bool) -> None:
+        self._fd = fd
+        self._untouched = untouched
+
+    @property
+    def untouched(self) -> bool:
+        return self._untouched
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def try_lock(path: Path, token: str) -> FileLock | None:
+    """Takes the lock, or returns None when it is held, also by another part of this process.
+
+    Args:
+        path: The lock file; created with mode 0600.
+        token: Who we are. The lock is ``untouched`` when the last holder had the same token.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    body = f"{os.getpid()} {token}\n".encode()
+    before = os.pread(fd, 256, 0)
+    if before != body:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, body, 0)
+    return FileLock(fd, before == body)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of ``path`` for a short critical section, waiting for it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

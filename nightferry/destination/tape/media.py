@@ -1,0 +1,221 @@
+"""What an operator asks about cartridges: what is there, what is on it, make this one ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nightferry.destination.base import Found
+from nightferry.destination.tape.bays import Bays
+from nightferry.destination.tape.cartridge import Cartridge
+from nightferry.destination.tape.label import Label
+from nightferry.destination.tape.layout import Trailer
+from nightferry.destination.tape.stock import Stock
+from nightferry.errors import MediumDamaged, WrongCartridge
+from nightferry.model.findings import Finding
+from nightferry.model.records import CartridgeRecord
+from nightferry.progress import Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class MediumView:
+    """A cartridge as changer and catalog see it; ``state`` is ``unknown`` when the catalog has not met it.
+
+    ``element`` is ``slot 3``, ``drive 0``, or empty when the catalog knows it and the library does not have
+    it.
+    """
+
+    barcode: str
+    element: str
+    state: str
+    pool: str = ""
+    label: str = ""
+    used_bytes: int = 0
+    tape_files: int = 0
+    images: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TapeFileView:
+    """One tape file behind the label: ``image`` (with its part), ``trailer``, ``catalog`` or ``dead``."""
+
+    file: int
+    kind: str
+    image: str = ""
+    epoch: int = 0
+    part: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CartridgeView:
+    """A cartridge as its medium says: the label (None while blank) and what stands behind it."""
+
+    medium: MediumView
+    on_medium: Label | None
+    files: tuple[TapeFileView, ...] = field(default=())
+    problem: str = ""
+    """Why it cannot be read as one of ours; empty when it can."""
+
+
+class Media:
+    """The media verbs of one pool in one library."""
+
+    def __init__(self, bays: Bays, stock: Stock, cancel: Cancel) -> None:
+        self._bays = bays
+        self._stock = stock
+        self._cancel = cancel
+
+    def inventory(self) -> list[MediumView]:
+        """Every cartridge of the library and of the catalog, by place, those elsewhere last."""
+        records = self._stock.records()
+        views = [
+            _view(element.barcode, str(element.address), records.pop(element.barcode, None))
+            for element in self._bays.inventory()
+            if element.barcode
+        ]
+        return views + [_view(barcode, "", record) for barcode, record in sorted(records.items())]
+
+    def view(self, barcode: str) -> MediumView:
+        """Raises:
+        WrongCartridge: neither library nor catalog know it.
+        """
+        for view in self.inventory():
+            if view.barcode == barcode:
+                return view
+        raise WrongCartridge(
+            f"neither the library nor the catalog know a cartridge {barcode}", subject=barcode
+        )
+
+    def show(self, barcode: str) -> CartridgeView:
+        """Mounts a cartridge and tells what its medium says."""
+        view = self.view(barcode)
+        with self._bays.reading(barcode, self._cancel) as bay:
+            try:
+                cartridge = Cartridge(bay.drive, barcode)
+                files = tuple(_files(cartridge)) if cartridge.label else ()
+            except (WrongCartridge, MediumDamaged) as error:
+                return CartridgeView(view, None, problem=str(error))
+            finally:
+                bay.forget()
+        return CartridgeView(view, cartridge.label, files)
+
+    def label(self, barcode: str, pool: str) -> MediumView:
+        """Labels a truly blank cartridge for a pool.
+
+        Raises:
+            WrongCartridge: it is not blank, or the catalog knows images on it. Nothing was written.
+        """
+        record = self._stock.record_of(barcode)
+        if record is not None and record.tape_files:
+            raise WrongCartridge(f"{barcode} is labelled for pool {record.pool} already", subject=barcode)
+        with self._bays.reading(barcode, self._cancel) as bay:
+            bay.cartridge = None
+            cartridge = Cartridge(bay.drive, barcode)
+            known = record.label if record is not None else ""
+            if cartridge.label is not None and cartridge.label.label != known:
+                raise WrongCartridge(
+                    f"{barcode} has the label {cartridge.label.label} of pool {cartridge.label.pool}: not labelled",
+                    subject=barcode,
+                )
+            self._stock.label(cartridge, pool)
+        return self.view(barcode)
+
+    def scan(self) -> Iterator[Found]:
+        """Every whole copy of the pool, from the media alone, cartridge by cartridge; spanned ones when all
+        parts were met."""
+        met: set[tuple[str, int, int, str]] = set()
+        waiting: list[tuple[Trailer, bytes]] = []
+        barcodes = [
+            e.barcode for e in self._bays.inventory() if e.barcode and self._stock.pool.holds(e.barcode)
+        ]
+        for barcode in barcodes:
+            for trailer, members in self._trailers(barcode):
+                met.add((trailer.image, trailer.epoch, trailer.part, trailer.this.label))
+                if trailer.location is not None and trailer.kind == "image":
+                    waiting.append((trailer, members.get("meta.json", b"")))
+            ready = [item for item in waiting if _parts(item[0]) <= met]
+            waiting = [item for item in waiting if item not in ready]
+            for trailer, meta in ready:
+                if trailer.location is not None:
+                    yield Found(trailer.image, trailer.epoch, trailer.location.as_json(), meta)
+
+    def _trailers(self, barcode: str) -> list[tuple[Trailer, dict[str, bytes]]]:
+        with self._bays.reading(barcode, self._cancel) as bay:
+            try:
+                cartridge = Cartridge(bay.drive, barcode)
+                if cartridge.label is None or cartridge.label.pool != self._stock.pool.name:
+                    return []
+                return [
+                    (trailer, {name: data for name, data in members.items() if name == "meta.json"})
+                    for _, trailer, members, _ in cartridge.walk()
+                    if trailer is not None
+                ]
+            except WrongCartridge:
+                return []
+            finally:
+                bay.forget()
+
+    def check(self) -> list[Finding]:
+        """Whether the pool can take a night's images, and what in the library is not ours."""
+        findings = []
+        views = self.inventory()
+        pool = self._stock.pool
+        here = [v for v in views if v.element and pool.holds(v.barcode)]
+        records: dict[str, CartridgeRecord] = self._stock.records()
+        if not pool.in_order((v.barcode for v in here), records):
+            findings.append(
+                Finding(
+                    "NF-TAPE-002",
+                    "fail",
+                    f"pool {pool.name} of {self._stock.destination} has no cartridge that may be written",
+                    "put blank cartridges into the library, or label some with `nightferry media label`",
+                )
+            )
+        for view in here:
+            if view.state == "foreign":
+                findings.append(
+                    Finding(
+                        "NF-TAPE-003",
+                        "warn",
+                        f"cartridge {view.barcode} in {view.element} is not ours and is not written to: {view.note}",
+                        "take it out of the library, or out of the pool's barcodes",
+                    )
+                )
+        return findings
+
+
+def _parts(trailer: Trailer) -> set[tuple[str, int, int, str]]:
+    parts = trailer.location.parts if trailer.location is not None else ()
+    return {(trailer.image, trailer.epoch, number, part.label) for number, part in enumerate(parts, 1)}
+
+
+def _view(barcode: str, element: str, record: CartridgeRecord | None) -> MediumView:
+    if record is None:
+        return MediumView(barcode, element, "unknown")
+    return MediumView(
+        barcode,
+        element,
+        record.state,
+        record.pool,
+        record.label,
+        record.used_bytes,
+        record.tape_files,
+        record.images,
+        record.note,
+    )
+
+
+def _files(cartridge: Cartridge) -> list[TapeFileView]:
+    files: dict[int, TapeFileView] = {}
+    for number, trailer, _, records in cartridge.walk():
+        if trailer is None:
+            files[number] = TapeFileView(number, "dead", size_bytes=records << 20)
+            continue
+        this = trailer.this
+        files[this.file] = TapeFileView(
+            this.file, trailer.kind, trailer.image, trailer.epoch, trailer.part, this.bytes
+        )
+        files[number] = TapeFileView(number, "trailer", trailer.image, trailer.epoch, trailer.part)
+    return [files[number] for number in sorted(files)]

@@ -1,0 +1,352 @@
+"""The cartridges of a pool: finding the next one to write, and the rules on what may be written to at
+all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from nightferry.clock import Clock
+from nightferry.destination.base import Register
+from nightferry.destination.tape.bays import Bay, Bays
+from nightferry.destination.tape.cartridge import Audit, Cartridge
+from nightferry.destination.tape.label import new_label
+from nightferry.destination.tape.layout import Trailer
+from nightferry.destination.tape.pool import WRITING, Pool, is_being_written
+from nightferry.errors import MediumDamaged, NoScratch, WrongCartridge
+from nightferry.model.records import CartridgeRecord, CartridgeState
+from nightferry.progress import Cancel, Progress
+from nightferry.units import format_size
+
+_log = logging.getLogger(__name__)
+_POLL_S = 5.0
+_CANCEL_S = 0.5
+_SAY_EVERY_S = 300.0
+
+
+@dataclass(slots=True)
+class Need:
+    """What a lane asks a cartridge for: so many bytes; whom to tell, what stops it, how long it waits.
+
+    It is used up by one cartridge: ``began`` and ``said`` are when the wait began and was last spoken of,
+    ``taken`` the cartridges that others had.
+    """
+
+    bytes_left: int
+    progress: Progress
+    cancel: Cancel
+    wait_s: float
+    began: float | None = None
+    said: float | None = None
+    taken: set[str] = field(default_factory=set)
+
+
+class Stock:
+    """One pool's cartridges in one library.
+
+    Args:
+        destination: Name under which the catalog keeps the cartridges.
+        pool: The pool.
+        bays: The drives.
+        register: The catalog.
+        cartridge_bytes: What a cartridge holds, to say how many are missing.
+        clock: Time.
+    """
+
+    def __init__(
+        self, destination: str, pool: Pool, bays: Bays, register: Register, cartridge_bytes: int, clock: Clock
+    ) -> None:
+        self.destination = destination
+        self.pool = pool
+        self.register = register
+        self._bays = bays
+        self._cartridge_bytes = cartridge_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._claims: dict[str, Bay] = {}
+        self.adopted: dict[tuple[str, int], Trailer] = {}
+        """Whole copies found on cartridges that the catalog had not heard of: image and epoch → final
+        trailer."""
+
+    def records(self) -> dict[str, CartridgeRecord]:
+        return {r.barcode: r for r in self.register.cartridges() if r.destination == self.destination}
+
+    def record_of(self, barcode: str) -> CartridgeRecord | None:
+        record = self.register.cartridge(barcode)
+        return record if record is not None and record.destination == self.destination else None
+
+    def rank(self, barcode: str) -> int:
+        """How well a drive with this cartridge in it suits a lane: an appendable one of the pool first,
+        then an empty drive."""
+        if not barcode:
+            return 1
+        record = self.record_of(barcode)
+        usable = record is not None and record.state == "appendable" and record.pool == self.pool.name
+        return 0 if usable and self.pool.holds(barcode) else 2
+
+    @contextmanager
+    def claims_of(self, bay: Bay) -> Iterator[None]:
+        """What is claimed for a bay inside is given up at the end."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._claims = {barcode: owner for barcode, owner in self._claims.items() if owner is not bay}
+
+    def writable(self, bay: Bay, need: Need, wanted: str = "") -> Cartridge:
+        """A cartridge in a leased bay, proved, registered and positioned at its end; waits for media.
+
+        Args:
+            bay: The leased bay; the cartridge in it is preferred.
+            need: What it is for.
+            wanted: Barcode that was claimed before; another is taken when it proves unusable.
+
+        Raises:
+            NoScratch: none came in time.
+        """
+        here = bay.cartridge
+        if here is not None and here.is_appendable and self._claim(here.barcode, bay):
+            here.seek(here.entry.tape_files)
+            return here
+        while True:
+            barcode = wanted or self.claim(bay, need)
+            wanted = ""
+            cartridge = self._prepare(bay, barcode, need.progress)
+            if cartridge is not None:
+                return cartridge
+            need.taken.add(barcode)
+            with self._lock:
+                self._claims.pop(barcode, None)
+
+    def claim(self, bay: Bay, need: Need) -> str:
+        """The next cartridge of the pool, from now on kept for ``bay``; waits for media.
+
+        Raises:
+            NoScratch: none came in time; says how many are missing.
+            Cancelled: stopped while waiting.
+        """
+        if need.began is None:
+            need.began = self._clock.monotonic()
+        missing = max(1, -(-need.bytes_left // self._cartridge_bytes))
+        while True:
+            barcode = self._claim_best(bay, need.taken)
+            if barcode is not None:
+                return barcode
+            need.taken.clear()
+            waited = self._clock.monotonic() - need.began
+            if waited >= need.wait_s:
+                raise NoScratch(
+                    f"no scratch cartridge in pool {self.pool.name}: {missing} missing for {format_size(need.bytes_left)}",
+                    subject=self.destination,
+                    hint=f"put {missing} blank cartridges of pool {self.pool.name} into the library",
+                )
+            if need.said is None or waited - need.said >= _SAY_EVERY_S:
+                need.said = waited
+                need.progress.say(
+                    f"waiting for {missing} scratch cartridges in pool {self.pool.name}", self.destination
+                )
+            for _ in range(int(_POLL_S / _CANCEL_S)):
+                need.cancel.check()
+                self._clock.sleep(_CANCEL_S)
+
+    def _claim(self, barcode: str, bay: Bay) -> bool:
+        with self._lock:
+            return self._claims.setdefault(barcode, bay) is bay
+
+    def _claim_best(self, bay: Bay, taken: set[str]) -> str | None:
+        elements = self._bays.inventory()
+        ordered = self.pool.in_order(
+            (e.barcode for e in elements if e.barcode and e.barcode not in taken), self.records()
+        )
+        inside = {e.barcode for e in elements if e.address == bay.address}
+        elsewhere = {e.barcode: e.address.number for e in elements if e.address.kind == "drive"}
+        ordered.sort(key=lambda barcode: barcode not in inside)
+        for barcode in ordered:
+            if barcode in elsewhere and barcode not in inside and not self._bays.is_idle(elsewhere[barcode]):
+                continue
+            if self._claim(barcode, bay):
+                return barcode
+        return None
+
+    def _prepare(self, bay: Bay, barcode: str, progress: Progress) -> Cartridge | None:
+        """The claimed cartridge ready to be appended to; None when it is not to be written, which is then
+        recorded."""
+        if not self._bays.bring(bay, barcode):
+            return None
+        record = self.record_of(barcode)
+        try:
+            cartridge = Cartridge(bay.drive, barcode)
+            self._check(cartridge, record)
+            if record is None or self._is_scratch(cartridge, record):
+                self.label(cartridge, self.pool.name)
+            else:
+                self.audit(cartridge, record)
+        except (WrongCartridge, MediumDamaged) as error:
+            foreign = isinstance(error, WrongCartridge)
+            self._set_aside(barcode, record, "foreign" if foreign else "full", str(error))
+            progress.say(f"{error}; it is not written to", self.destination)
+            _log.warning("cartridge %s is not written to: %s", barcode, error)
+            return None
+        bay.cartridge = cartridge
+        return cartridge if cartridge.is_appendable else None
+
+    def _check(self, cartridge: Cartridge, record: CartridgeRecord | None) -> None:
+        """The label must be the catalog's, and the pool's, before anything is written.
+
+        Raises:
+            WrongCartridge: they do not agree.
+        """
+        label, barcode = cartridge.label, cartridge.barcode
+        if label is None:
+            if record is not None and record.tape_files:
+                raise WrongCartridge(
+                    f"{barcode} is blank, the catalog knows {record.tape_files} tape files on it",
+                    subject=barcode,
+                )
+            return
+        if record is None or not record.label:
+            raise WrongCartridge(
+                f"{barcode} has the label {label.label}, which the catalog does not know", subject=barcode
+            )
+        if record.label != label.label:
+            raise WrongCartridge(
+                f"{barcode} has the label {label.label}, the catalog expects {record.label}", subject=barcode
+            )
+        if label.pool != self.pool.name and record.state != "expired":
+            raise WrongCartridge(
+                f"{barcode} is labelled for pool {label.pool}, not {self.pool.name}", subject=barcode
+            )
+
+    def _is_scratch(self, cartridge: Cartridge, record: CartridgeRecord) -> bool:
+        """Truly blank, labelled but never acknowledged as such, or expired without a live image."""
+        if cartridge.label is None or record.tape_files == 0:
+            return True
+        if record.state != "expired":
+            return False
+        live = self.register.live_images(cartridge.barcode)
+        if live:
+            raise WrongCartridge(
+                f"{cartridge.barcode} is expired but holds the live image {live[0]}",
+                subject=cartridge.barcode,
+            )
+        return True
+
+    def label(self, cartridge: Cartridge, pool: str) -> None:
+        """Labels a scratch cartridge. The catalog knows the label before the medium does.
+
+        Raises:
+            WrongCartridge: it holds live images.
+        """
+        barcode = cartridge.barcode
+        live = self.register.live_images(barcode)
+        if live:
+            raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
+        label = new_label(barcode, pool, self._clock.now())
+        before = CartridgeRecord(
+            barcode=barcode,
+            destination=self.destination,
+            pool=pool,
+            state="blank",
+            label=label.label,
+            at=self._clock.now(),
+            note="being labelled",
+        )
+        self.register.record(before)
+        cartridge.write_label(label)
+        self.keep(
+            cartridge, before, state="appendable", tape_files=1, used_bytes=len(label.render()), note=""
+        )
+
+    def audit(self, cartridge: Cartridge, record: CartridgeRecord) -> Audit:
+        """Proves a labelled cartridge fit to be appended to and records what was found behind its known
+        end.
+
+        Raises:
+            MediumDamaged: it is not fit.
+        """
+        found = cartridge.audit(record)
+        if (found.tape_files, found.full) == (record.tape_files, False):
+            cartridge.record = record
+            return found
+        note = record.note
+        if found.dead:
+            note = f"dead space in tape files {', '.join(map(str, found.dead))}"
+            _log.info("%s: %s", record.barcode, note)
+        self.adopt(found.adopted)
+        self.keep(
+            cartridge,
+            record,
+            state="full" if found.full and record.state == "appendable" else record.state,
+            tape_files=found.tape_files,
+            last_trailer=max([record.last_trailer, *(t.this.trailer for t in found.adopted)]),
+            used_bytes=record.used_bytes + found.dead_bytes + sum(t.this.bytes for t in found.adopted),
+            images=record.images
+            + tuple(t.image for t in found.adopted if t.kind == "image" and t.image not in record.images),
+            note=note,
+        )
+        return found
+
+    def adopt(self, trailers: tuple[Trailer, ...]) -> None:
+        """Remembers whole copies that the catalog may not have heard of."""
+        for trailer in trailers:
+            if trailer.final and trailer.kind == "image":
+                self.adopted[trailer.image, trailer.epoch] = trailer
+
+    def keep(self, cartridge: Cartridge, record: CartridgeRecord, **changes: object) -> None:
+        """Records what is true of a cartridge now."""
+        cartridge.record = record.model_copy(update={**changes, "at": self._clock.now()})
+        self.register.record(cartridge.record)
+
+    def begin_writing(self, cartridge: Cartridge) -> None:
+        """The intent before the first append of a mount: whoever comes after a crash looks at this
+        cartridge's end."""
+        if not is_being_written(cartridge.entry):
+            note = cartridge.entry.note
+            self.keep(cartridge, cartridge.entry, note=f"{WRITING}; {note}" if note else WRITING)
+
+    def left(self, cartridge: Cartridge) -> None:
+        """The cartridge leaves its drive in good order: its end is what the catalog says."""
+        if cartridge.record is not None and is_being_written(cartridge.record):
+            self.keep(
+                cartridge,
+                cartridge.record,
+                note=cartridge.record.note.removeprefix(WRITING).removeprefix("; "),
+            )
+
+    def _set_aside(
+        self, barcode: str, record: CartridgeRecord | None, state: CartridgeState, note: str
+    ) -> None:
+        if record is None:
+            record = CartridgeRecord(
+                barcode=barcode,
+                destination=self.destination,
+                pool=self.pool.name,
+                state=state,
+                at=self._clock.now(),
+            )
+        self.register.record(
+            record.model_copy(update={"state": state, "note": note, "at": self._clock.now()})
+        )
+
+    def recover(self, bay: Bay, barcode: str) -> None:
+        """Looks at the end of a cartridge that a stopped process was writing, once it can be had.
+
+        Raises:
+            DestinationError: the drive or changer failed.
+        """
+        record = self.record_of(barcode)
+        if record is None or not is_being_written(record) or not self._bays.bring(bay, barcode):
+            return
+        try:
+            cartridge = Cartridge(bay.drive, barcode)
+            self._check(cartridge, record)
+            self.audit(cartridge, record)
+        except (WrongCartridge, MediumDamaged) as error:
+            state: CartridgeState = "foreign" if isinstance(error, WrongCartridge) else "full"
+            self._set_aside(barcode, record, state, str(error))
+            return
+        bay.cartridge = cartridge
+        self.left(cartridge)

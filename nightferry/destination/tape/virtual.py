@@ -1,0 +1,260 @@
+"""The virtual tape library: a changer, drives and cartridges in one folder (docs/tape-layout.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nightferry.destination.durable import fsync_folder, replace_file
+from nightferry.destination.failure import os_errors
+from nightferry.destination.tape.changer import Address, Element
+from nightferry.destination.tape.drive import RECORD_BYTES
+from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
+from nightferry.destination.tape.lock import FileLock, locked, try_lock
+from nightferry.destination.tape.virtual_drive import VirtualDrive
+from nightferry.errors import ConfigError, DestinationError, Unavailable
+from nightferry.units import format_size
+
+_FORMAT = {"format": "nightferry-virtual-library", "version": 1}
+SMALLEST_CARTRIDGE = 4 * RECORD_BYTES
+_BARCODE = r"[A-Za-z0-9][A-Za-z0-9_$.+%-]{0,31}"
+
+
+def reserve_bytes(cartridge_bytes: int) -> int:
+    """What is kept for the last trailer: the digests of all records a cartridge can hold, and the trailer's
+    head."""
+    return HEAD_BYTES + CHUNK_DIGEST_BYTES * -(-cartridge_bytes // RECORD_BYTES)
+
+
+class VirtualChanger:
+    """See ``Changer``. What stands where is in ``elements.json``, changed under a lock and replaced
+    whole."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._drives: Sequence[VirtualDrive] = ()
+
+    def watch(self, drives: Sequence[VirtualDrive]) -> None:
+        """From now on a cartridge that one of ``drives`` has loaded is not taken out."""
+        self._drives = drives
+
+    def inventory(self) -> list[Element]:
+        return _as_elements(_read_json(self._root / "elements.json"))
+
+    def occupant(self, address: Address) -> str:
+        """The barcode there; empty when none."""
+        return next((e.barcode for e in self.inventory() if e.address == address), "")
+
+    def move(self, source: Address, target: Address) -> None:
+        if any(Address("drive", d.number) == source and d.is_loaded() for d in self._drives):
+            raise DestinationError(f"{source} has not been unloaded", subject=str(source))
+        with os_errors(str(self._root)), locked(self._root / "changer.lock"):
+            found = {e.address: e for e in self.inventory()}
+            for address in (source, target):
+                if address not in found:
+                    raise DestinationError(f"there is no {address} in {self._root}", subject=str(address))
+            if not found[source].barcode:
+                raise DestinationError(f"{source} is empty", subject=str(source))
+            if found[target].barcode:
+                raise DestinationError(f"{target} holds {found[target].barcode}", subject=str(target))
+            home = source if source.kind == "slot" else found[source].home
+            found[target] = Element(target, found[source].barcode, home if target.kind == "drive" else None)
+            found[source] = Element(source)
+            _write_elements(self._root, list(found.values()))
+
+    def add(self, barcode: str) -> Address:
+        """Puts a new blank cartridge into the first empty slot.
+
+        Raises:
+            DestinationError: no slot is empty, or the barcode is there already.
+        """
+        _check_barcode(barcode)
+        with os_errors(str(self._root)), locked(self._root / "changer.lock"):
+            elements = self.inventory()
+            if any(e.barcode == barcode for e in elements):
+                raise DestinationError(f"{barcode} is in the library already", subject=barcode)
+            for at, element in enumerate(elements):
+                if element.address.kind == "slot" and not element.barcode:
+                    (self._root / "cartridges" / barcode).mkdir(mode=0o700, exist_ok=True)
+                    fsync_folder(self._root / "cartridges")
+                    elements[at] = Element(element.address, barcode)
+                    _write_elements(self._root, elements)
+                    return element.address
+        raise DestinationError(f"no slot of {self._root} is empty", subject=barcode)
+
+
+class VirtualLibrary:
+    """See ``Library``. Opens a library folder that is there; made by ``open_virtual``."""
+
+    def __init__(self, path: Path) -> None:
+        about = _read_json(path / "library.json")
+        self._path = path
+        self._token = secrets.token_hex(8)
+        self._cartridge_bytes = int(about["cartridge_bytes"])
+        self.changer = VirtualChanger(path)
+        self.drives = [self._drive(number) for number in range(int(about["drives"]))]
+        self.changer.watch(self.drives)
+
+    def _drive(self, number: int) -> VirtualDrive:
+        return VirtualDrive(
+            number,
+            self._path / "cartridges",
+            self._cartridge_bytes,
+            reserve_bytes(self._cartridge_bytes),
+            lambda: self.changer.occupant(Address("drive", number)),
+        )
+
+    @property
+    def name(self) -> str:
+        return str(self._path)
+
+    @property
+    def cartridge_bytes(self) -> int:
+        return self._cartridge_bytes
+
+    def try_lock(self, number: int) -> FileLock | None:
+        with os_errors(f"drive {number} of {self._path}"):
+            return try_lock(self._path / "drives" / f"{number}.lock", self._token)
+
+    def close(self) -> None:
+        for drive in self.drives:
+            drive.unload()
+
+
+def create(
+    path: Path, drives: int, slots: int, cartridge_bytes: int, barcodes: Sequence[str] | None = None
+) -> None:
+    """Builds a fresh library with blank cartridges, one a slot; ``library.json`` comes last and makes it
+    one.
+
+    Args:
+        path: The folder; it must not exist, its parent must.
+        drives: How many drives.
+        slots: How many storage slots.
+        cartridge_bytes: What a cartridge holds.
+        barcodes: The cartridges; ``A00001L9`` and so on by default.
+
+    Raises:
+        ConfigError: a number or barcode makes no sense.
+        Unavailable: the parent is not there.
+    """
+    if barcodes is None:
+        barcodes = [f"A{number:05d}L9" for number in range(1, slots + 1)]
+    if drives < 1 or slots < 1 or len(barcodes) > slots or len(set(barcodes)) != len(barcodes):
+        raise ConfigError(
+            f"a library needs a drive and a slot for each cartridge: {drives=}, {slots=}, {len(barcodes)=}"
+        )
+    if cartridge_bytes < SMALLEST_CARTRIDGE:
+        raise ConfigError(
+            f"cartridge_bytes = {cartridge_bytes} is too small for the library {path}",
+            hint=f"give at least {format_size(SMALLEST_CARTRIDGE)}",
+        )
+    for barcode in barcodes:
+        _check_barcode(barcode)
+    with os_errors(f"library {path}"):
+        if not path.exists():
+            path.mkdir(mode=0o700)
+            fsync_folder(path.parent)
+        for folder in (path / "drives", path / "cartridges", *(path / "cartridges" / b for b in barcodes)):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        places = [
+            Element(Address("slot", n), b) for n, b in enumerate([*barcodes, *[""] * (slots - len(barcodes))])
+        ]
+        _write_elements(path, places + [Element(Address("drive", n)) for n in range(drives)])
+        _write_about(path, drives, slots, cartridge_bytes)
+
+
+def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int) -> VirtualLibrary:
+    """Opens the library the site names; builds it when its folder does not exist and the parent does.
+
+    Drives may grow; nothing else changes behind an operator's back.
+
+    Raises:
+        ConfigError: the library that is there has other numbers, or the folder is something else.
+        Unavailable: the parent is not there (a disk that is not mounted).
+    """
+    about_path = path / "library.json"
+    with os_errors(f"library {path}"):
+        if not path.parent.is_dir():
+            raise Unavailable(
+                f"the folder {path.parent} of the library {path.name} is not there", subject=str(path)
+            )
+        if not about_path.exists():
+            strange = [e.name for e in path.iterdir() if e.name not in _OURS] if path.exists() else []
+            if strange:
+                raise ConfigError(f"{path} holds {strange[0]!r} and is no tape library", subject=str(path))
+            create(path, drives, slots, cartridge_bytes)
+    about = _read_json(about_path)
+    if {key: about.get(key) for key in _FORMAT} != _FORMAT:
+        raise ConfigError(f"{about_path} describes another kind of library", subject=str(path))
+    for key, wanted in (("slots", slots), ("cartridge_bytes", cartridge_bytes)):
+        if about[key] != wanted:
+            raise ConfigError(
+                f"the library {path} has {key} = {about[key]}, the site file says {wanted}", subject=str(path)
+            )
+    if about["drives"] > drives:
+        raise ConfigError(
+            f"the library {path} has {about['drives']} drives, the site file says {drives}", subject=str(path)
+        )
+    if about["drives"] < drives:
+        with os_errors(f"library {path}"), locked(path / "changer.lock"):
+            elements = _as_elements(_read_json(path / "elements.json"))
+            there = {e.address for e in elements}
+            fresh = [Address("drive", n) for n in range(drives) if Address("drive", n) not in there]
+            _write_elements(path, elements + [Element(address) for address in fresh])
+            _write_about(path, drives, slots, cartridge_bytes)
+    return VirtualLibrary(path)
+
+
+_OURS = {"drives", "cartridges", "elements.json", "changer.lock", ".elements.json.new", ".library.json.new"}
+"""What an interrupted ``create`` may have left."""
+
+
+def _check_barcode(barcode: str) -> None:
+    if not re.fullmatch(_BARCODE, barcode):
+        raise ConfigError(f"not a barcode: {barcode!r}", subject=barcode)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    with os_errors(f"library {path.parent}"):
+        text = path.read_bytes()
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise DestinationError(f"{path} is not JSON: {error}", subject=str(path)) from error
+    if not isinstance(data, dict):
+        raise DestinationError(f"{path} does not hold what it should", subject=str(path))
+    return data
+
+
+def _write_about(path: Path, drives: int, slots: int, cartridge_bytes: int) -> None:
+    about = {**_FORMAT, "drives": drives, "slots": slots, "cartridge_bytes": cartridge_bytes}
+    replace_file(path / "library.json", json.dumps(about, indent=1).encode())
+
+
+def _address(text: str) -> Address:
+    kind, _, number = text.partition(" ")
+    for known in ("slot", "drive", "port"):
+        if kind == known and number.isdecimal():
+            return Address(known, int(number))
+    raise DestinationError(f"not an element of a library: {text!r}")
+
+
+def _as_elements(data: dict[str, Any]) -> list[Element]:
+    homes = data.get("homes", {})
+    return [
+        Element(_address(key), barcode, _address(homes[key]) if key in homes else None)
+        for key, barcode in data["elements"].items()
+    ]
+
+
+def _write_elements(root: Path, elements: Sequence[Element]) -> None:
+    data = {
+        "elements": {str(e.address): e.barcode for e in elements},
+        "homes": {str(e.address): str(e.home) for e in elements if e.home},
+    }
+    replace_file(root / "elements.json", json.dumps(data, indent=1).encode())

@@ -1,0 +1,358 @@
+"""A tape drive over a folder: one plain file per tape file, ``marks`` beside them (docs/tape-layout.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from nightferry.destination.durable import (
+    WRITEBACK_BYTES,
+    begin_writeback,
+    fsync_folder,
+    replace_file,
+    write_all,
+)
+from nightferry.destination.failure import as_destination_error, os_errors
+from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, EndOfMedium, Mark, Position
+from nightferry.errors import DestinationError, MediumDamaged, Unavailable
+
+_MARKS = "marks"
+_UNSYNCED_FILES = 16
+"""Tape files ended without a commit before one is made anyway: bounds the open files."""
+
+
+class Runs:
+    """Record sizes of one tape file, run-length: 37 records of 1 MiB and one of 52,341 bytes are two
+    runs."""
+
+    __slots__ = ("bytes", "count", "runs")
+
+    def __init__(self, runs: list[tuple[int, int]]) -> None:
+        self.runs = runs
+        self.count = sum(count for _, count in runs)
+        self.bytes = sum(size * count for size, count in runs)
+
+    def append(self, size: int) -> None:
+        if self.runs and self.runs[-1][0] == size:
+            self.runs[-1] = (size, self.runs[-1][1] + 1)
+        else:
+            self.runs.append((size, 1))
+        self.count += 1
+        self.bytes += size
+
+    def locate(self, record: int) -> tuple[int, int]:
+        """Offset and size of a record that is there."""
+        offset = 0
+        for size, count in self.runs:
+            if record < count:
+                return offset + record * size, size
+            record -= count
+            offset += count * size
+        raise IndexError(record)
+
+    def upto(self, record: int) -> Runs:
+        kept = []
+        for size, count in self.runs:
+            take = min(count, record)
+            if take:
+                kept.append((size, take))
+            record -= take
+        return Runs(kept)
+
+    def render(self) -> str:
+        return " ".join(f"{size}x{count}" for size, count in self.runs) or "-"
+
+
+def parse_runs(line: str) -> Runs:
+    """A line of ``marks``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if line == "-":
+        return Runs([])
+    runs = []
+    for item in line.split(" "):
+        size, cross, count = item.partition("x")
+        if not (
+            cross
+            and size.isdecimal()
+            and count.isdecimal()
+            and 0 < int(size) <= LONGEST_RECORD
+            and int(count)
+        ):
+            raise ValueError(f"not a run of records: {item[:40]!r}")
+        runs.append((int(size), int(count)))
+    return Runs(runs)
+
+
+def uniform(size_bytes: int) -> Runs:
+    """What is assumed of bytes that no line of ``marks`` describes: 1 MiB records and a shorter rest."""
+    whole, rest = divmod(size_bytes, RECORD_BYTES)
+    return Runs([run for run in ((RECORD_BYTES, whole), (rest, 1 if rest else 0)) if run[1]])
+
+
+class VirtualDrive:
+    """See ``TapeDrive``. Opens the cartridge that the changer put in when it is loaded.
+
+    Args:
+        number: The drive's number.
+        cartridges: The folder of the cartridges' folders.
+        cartridge_bytes: Where the hard end is.
+        reserve_bytes: What is surely left after early warning.
+        occupant: Says which barcode the changer put into this drive; empty when none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        cartridges: Path,
+        cartridge_bytes: int,
+        reserve_bytes: int,
+        occupant: Callable[[], str],
+    ) -> None:
+        self._number = number
+        self._cartridges = cartridges
+        self._cartridge_bytes = cartridge_bytes
+        self._reserve_bytes = reserve_bytes
+        self._occupant = occupant
+        self._barcode = ""
+        self._files: list[Runs] = []
+        self._tail = Runs([])
+        self._used = 0
+        self._file = self._record = 0
+        self._out = -1
+        self._writeback = WRITEBACK_BYTES
+        self._in, self._in_file = -1, -1
+        self._unsynced: list[tuple[int, str]] = []
+        self._marks_bytes = 0
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    @property
+    def reserve_bytes(self) -> int:
+        return self._reserve_bytes
+
+    @property
+    def _subject(self) -> str:
+        return f"{self._barcode} in drive {self._number}"
+
+    def is_loaded(self) -> bool:
+        return bool(self._barcode)
+
+    def load(self) -> None:
+        if self._barcode:
+            return
+        barcode = self._occupant()
+        if not barcode:
+            raise Unavailable(f"drive {self._number} is empty", subject=f"drive {self._number}")
+        folder = self._cartridges / barcode
+        with os_errors(f"{barcode} in drive {self._number}"):
+            if not folder.is_dir():
+                raise MediumDamaged(f"cartridge {barcode} has no folder {folder}", subject=barcode)
+            marks = folder / _MARKS
+            text = marks.read_bytes() if marks.exists() else b""
+            text = text[: text.rfind(b"\n") + 1]
+            try:
+                self._files = [parse_runs(line) for line in text.decode("ascii").splitlines()]
+            except ValueError as error:
+                raise MediumDamaged(f"{marks} cannot be read: {error}", subject=barcode) from error
+            self._marks_bytes = len(text)
+            tail = self._path(len(self._files), folder)
+            self._tail = uniform(tail.stat().st_size if tail.exists() else 0)
+        self._used = sum(runs.bytes for runs in self._files) + self._tail.bytes
+        self._barcode = barcode
+        self._file = self._record = 0
+
+    def unload(self) -> None:
+        if not self._barcode:
+            return
+        try:
+            self._commit()
+        finally:
+            self._close_files()
+            self._barcode = ""
+
+    def rewind(self) -> None:
+        self._loaded()
+        self._file = self._record = 0
+
+    def position(self) -> Position:
+        self._loaded()
+        return Position(self._file, self._record)
+
+    def space_filemarks(self, count: int) -> int:
+        self._loaded()
+        passed = min(count, len(self._files) - self._file)
+        self._file += passed
+        if passed < count:
+            self._record = self._tail.count
+        elif count:
+            self._record = 0
+        return passed
+
+    def space_records(self, count: int) -> int:
+        self._loaded()
+        passed = min(count, self._runs().count - self._record)
+        self._record += passed
+        return passed
+
+    def read_record(self, limit: int = RECORD_BYTES) -> bytes | Mark:
+        self._loaded()
+        runs = self._runs()
+        if self._record >= runs.count:
+            if self._file >= len(self._files):
+                return Mark.END_OF_DATA
+            self._file, self._record = self._file + 1, 0
+            return Mark.FILEMARK
+        offset, size = runs.locate(self._record)
+        self._record += 1
+        where = f"tape file {self._file}, record {self._record - 1} of {self._subject}"
+        if size > limit:
+            raise MediumDamaged(
+                f"{where} has {size} bytes, more than the {limit} asked for", subject=self._barcode
+            )
+        with os_errors(where):
+            try:
+                data = os.pread(self._open_for_reading(), size, offset)
+            except FileNotFoundError as error:
+                raise MediumDamaged(
+                    f"{where} is not there: {error.filename}", subject=self._barcode
+                ) from error
+        if len(data) != size:
+            raise MediumDamaged(f"{where} ends after {len(data)} of {size} bytes", subject=self._barcode)
+        return data
+
+    def write_record(self, data: bytes | memoryview) -> bool:
+        self._loaded()
+        size = len(data)
+        if not 0 < size <= LONGEST_RECORD:
+            raise ValueError(f"a record has 1 to {LONGEST_RECORD} bytes, not {size}")
+        self._cut()
+        if self._used + size > self._cartridge_bytes:
+            raise EndOfMedium(f"{self._subject} is at its end", subject=self._barcode)
+        try:
+            self._open_for_writing()
+            write_all(self._out, data)
+        except OSError as error:
+            self._drop_half_record()
+            raise as_destination_error(error, self._subject) from error
+        self._tail.append(size)
+        self._used += size
+        self._record += 1
+        if self._tail.bytes >= self._writeback:
+            self._writeback = begin_writeback(self._out, self._tail.bytes)
+        return self._early()
+
+    def write_filemarks(self, count: int, *, immediate: bool = False) -> bool:
+        self._loaded()
+        with os_errors(self._subject):
+            for _ in range(count):
+                self._cut()
+                self._open_for_writing()
+                self._unsynced.append((self._out, self._tail.render()))
+                self._out = -1
+                self._files.append(self._tail)
+                self._tail = Runs([])
+                self._file, self._record = self._file + 1, 0
+            if not immediate or len(self._unsynced) > _UNSYNCED_FILES:
+                self._commit()
+        return self._early()
+
+    def _early(self) -> bool:
+        return self._cartridge_bytes - self._used < self._reserve_bytes + RECORD_BYTES
+
+    def _loaded(self) -> None:
+        if not self._barcode:
+            raise DestinationError(
+                f"drive {self._number} has no cartridge loaded", subject=f"drive {self._number}"
+            )
+
+    def _runs(self) -> Runs:
+        return self._files[self._file] if self._file < len(self._files) else self._tail
+
+    def _path(self, number: int, folder: Path | None = None) -> Path:
+        return (folder or self._cartridges / self._barcode) / f"{number:04d}.tape"
+
+    def _open_for_reading(self) -> int:
+        if self._in_file != self._file:
+            self._close_reading()
+            self._in = os.open(self._path(self._file), os.O_RDONLY | os.O_CLOEXEC)
+            self._in_file = self._file
+        return self._in
+
+    def _open_for_writing(self) -> None:
+        """The file at the position, which is the end of data; what a cut-off write left in it is kept."""
+        if self._out < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._out = os.open(self._path(self._file), flags | (0 if self._record else os.O_TRUNC), 0o600)
+            os.lseek(self._out, self._tail.bytes, os.SEEK_SET)
+            self._writeback = self._tail.bytes + WRITEBACK_BYTES
+
+    def _drop_half_record(self) -> None:
+        if self._out >= 0:
+            os.ftruncate(self._out, self._tail.bytes)
+            os.lseek(self._out, self._tail.bytes, os.SEEK_SET)
+
+    def _commit(self) -> None:
+        """Data first, then its line in ``marks``: a line says that the tape file is on the disk."""
+        if self._out >= 0:
+            os.fdatasync(self._out)
+        if not self._unsynced:
+            return
+        for fd, _ in self._unsynced:
+            os.fdatasync(fd)
+        folder = self._cartridges / self._barcode
+        fsync_folder(folder)
+        lines = "".join(f"{line}\n" for _, line in self._unsynced).encode()
+        marks = os.open(folder / _MARKS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(marks, self._marks_bytes)
+            os.lseek(marks, self._marks_bytes, os.SEEK_SET)
+            write_all(marks, lines)
+            os.fdatasync(marks)
+        finally:
+            os.close(marks)
+        if not self._marks_bytes:
+            fsync_folder(folder)
+        self._marks_bytes += len(lines)
+        for fd, _ in self._unsynced:
+            os.close(fd)
+        self._unsynced.clear()
+
+    def _cut(self) -> None:
+        """Writing anywhere but at the end drops what lay behind, as on tape."""
+        if self._file == len(self._files) and self._record == self._tail.count:
+            return
+        with os_errors(self._subject):
+            self._commit()
+            self._close_files()
+            last = len(self._files)
+            kept = self._runs().upto(self._record)
+            del self._files[self._file :]
+            lines = "".join(f"{runs.render()}\n" for runs in self._files).encode()
+            replace_file(self._cartridges / self._barcode / _MARKS, lines)
+            self._marks_bytes = len(lines)
+            for number in range(last, self._file - 1, -1):
+                if number > self._file or not kept.count:
+                    self._path(number).unlink(missing_ok=True)
+                else:
+                    os.truncate(self._path(number), kept.bytes)
+        self._tail = kept
+        self._used = sum(runs.bytes for runs in self._files) + kept.bytes
+
+    def _close_reading(self) -> None:
+        if self._in >= 0:
+            os.close(self._in)
+        self._in, self._in_file = -1, -1
+
+    def _close_files(self) -> None:
+        self._close_reading()
+        for fd in [self._out, *(fd for fd, _ in self._unsynced)]:
+            if fd >= 0:
+                os.close(fd)
+        self._out = -1
+        self._unsynced.clear()

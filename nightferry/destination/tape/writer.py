@@ -1,0 +1,226 @@
+"""Writing an image to tape: records, trailer, spanning (docs/tape-layout.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nightferry.clock import Clock
+from nightferry.destination.base import Outgoing
+from nightferry.destination.tape.bays import Bay
+from nightferry.destination.tape.cartridge import Cartridge
+from nightferry.destination.tape.drive import RECORD_BYTES, EndOfMedium
+from nightferry.destination.tape.layout import (
+    CHUNK_DIGEST_BYTES,
+    HEAD_BYTES,
+    Location,
+    Part,
+    Trailer,
+    now_to_the_second,
+    records_of,
+    render_trailer,
+)
+from nightferry.destination.tape.stock import Need, Stock
+from nightferry.errors import IntegrityError, MediumFull
+from nightferry.progress import Cancel, Progress
+
+_MEMBERS = ("meta.json", "chunks", "index")
+
+
+@dataclass(slots=True)
+class ImageWriter:
+    """One image on its way to tape through one leased bay.
+
+    ``write`` leaves the image whole, or leaves dead space that the next look at the cartridge finds: after
+    any exception the bay's cartridge must be looked at again.
+    """
+
+    stock: Stock
+    bay: Bay
+    clock: Clock
+    outgoing: Outgoing
+    epoch: int
+    kind: Literal["image", "catalog"]
+    progress: Progress
+    cancel: Cancel
+    wait_s: float
+    _parts: list[Part] = field(default_factory=list)
+    _written: int = 0
+    _chunks: bytes = b""
+
+    @property
+    def _total(self) -> int:
+        return -(-self.outgoing.size_bytes // RECORD_BYTES)
+
+    def _need(self) -> Need:
+        left = max(self.outgoing.size_bytes - self._written * RECORD_BYTES, 1)
+        return Need(left, self.progress, self.cancel, self.wait_s)
+
+    def write(self) -> Location:
+        """Writes the image; on return it is whole on the medium and the catalog knows its cartridges.
+
+        Raises:
+            IntegrityError: the chunk table does not fit the image, or the outgoing bytes are damaged.
+            NoScratch: the pool stayed full.
+            MediumFull: the image's index does not fit on a cartridge.
+            DestinationError: drive or changer failed.
+            Cancelled: stopped between two records.
+        """
+        self._chunks = self.outgoing.side_files["chunks"]
+        if len(self._chunks) != self._total * CHUNK_DIGEST_BYTES:
+            raise IntegrityError(
+                f"the chunk table of {self.outgoing.image} has {len(self._chunks)} bytes for {self._total} chunks",
+                subject=self.outgoing.image,
+            )
+        source = self.outgoing.chunks()
+        wanted = ""
+        while True:
+            cartridge = self.stock.writable(self.bay, self._need(), wanted)
+            self.stock.begin_writing(cartridge)
+            before = self._written
+            try:
+                wanted = self._part(cartridge, source)
+            except EndOfMedium as error:
+                # Without early warning no trailer fits: what this cartridge holds of the image is dead space.
+                self.stock.keep(
+                    cartridge, cartridge.entry, state="full", note=f"ended without early warning: {error}"
+                )
+                self.bay.forget()
+                self._written, wanted = before, ""
+                source = self.outgoing.chunks(before)
+                continue
+            if not wanted:
+                return Location(parts=tuple(self._parts))
+
+    def _part(self, cartridge: Cartridge, source: Iterator[memoryview]) -> str:
+        """Writes what fits on a cartridge and its trailer; returns the barcode to go on with, empty when
+        whole."""
+        drive = cartridge.drive
+        first, file = self._written, cartridge.entry.tape_files
+        most = (drive.reserve_bytes - HEAD_BYTES) // CHUNK_DIGEST_BYTES
+        full, size = False, 0
+        while not full and self._written < self._total:
+            chunk = next(source, None)
+            self.cancel.check()
+            if chunk is None or len(chunk) != self._chunk_bytes(self._written):
+                raise IntegrityError(
+                    f"chunk {self._written} of {self.outgoing.image} is not as long as it must be"
+                )
+            full = drive.write_record(chunk) or self._written + 1 - first >= most
+            self._written += 1
+            size += len(chunk)
+            self.progress.advance(
+                self.outgoing.image, min(self._written * RECORD_BYTES, self.outgoing.size_bytes)
+            )
+        full |= drive.write_filemarks(1, immediate=True)
+        label = cartridge.label.label if cartridge.label else ""
+
+        def part(trailer_file: int) -> Part:
+            return Part(
+                barcode=cartridge.barcode,
+                label=label,
+                file=file,
+                first_record=first,
+                records=self._written - first,
+                bytes=size,
+                trailer=trailer_file,
+            )
+
+        if self._written == self._total:
+            this = part(file + 1)
+            final = self._trailer(cartridge, this, Location(parts=(*self._parts, this)), "")
+            if not full or len(final) <= drive.reserve_bytes:
+                met = self._write_trailer(cartridge, final, full)
+                if met != "given up":
+                    self._done(cartridge, this, size + len(final), full=full or met == "full")
+                    return ""
+                drive.write_filemarks(1, immediate=True)
+            if first == self._written and cartridge.entry.tape_files == 1:
+                raise MediumFull(
+                    f"the index of {self.outgoing.image} ({len(final)} bytes) does not fit on {cartridge.barcode}",
+                    subject=self.outgoing.image,
+                    hint="use larger cartridges, or split the store",
+                )
+        following = self.stock.claim(self.bay, self._need())
+        this = part(self.bay.drive.position().file)
+        short = self._trailer(cartridge, this, None, following)
+        self._write_trailer(cartridge, short, True)
+        self._done(cartridge, this, size + len(short), full=True)
+        return following
+
+    def _chunk_bytes(self, number: int) -> int:
+        return min(RECORD_BYTES, self.outgoing.size_bytes - number * RECORD_BYTES)
+
+    def _trailer(self, cartridge: Cartridge, this: Part, location: Location | None, following: str) -> bytes:
+        trailer = Trailer(
+            kind=self.kind,
+            image=self.outgoing.image,
+            epoch=self.epoch,
+            digest=self.outgoing.digest,
+            size_bytes=self.outgoing.size_bytes,
+            part=len(self._parts) + 1,
+            parts=len(location.parts) if location else None,
+            this=this,
+            previous=self._parts[-1] if self._parts else None,
+            next={"barcode": following} if following else None,
+            location=location,
+            previous_trailer=cartridge.entry.last_trailer or None,
+            written=now_to_the_second(self.clock.now()),
+        )
+        if location is None:
+            table = self._chunks[this.first_record * CHUNK_DIGEST_BYTES :][
+                : this.records * CHUNK_DIGEST_BYTES
+            ]
+            return render_trailer(trailer, {"records": table})
+        sides: Mapping[str, bytes] = self.outgoing.side_files
+        return render_trailer(trailer, {name: sides[name] for name in _MEMBERS if name in sides})
+
+    def _write_trailer(
+        self, cartridge: Cartridge, data: bytes, sure: bool
+    ) -> Literal["whole", "full", "given up"]:
+        """Writes a trailer file and its filemark, synchronously; ``sure``: early warning came before and it
+        fits."""
+        drive = cartridge.drive
+        left, met = len(data), False
+        for record in records_of(data):
+            early = drive.write_record(record)
+            left -= len(record)
+            if early and not met:
+                met = True
+                if not sure and left > drive.reserve_bytes:
+                    return "given up"
+        met |= drive.write_filemarks(1)
+        return "full" if met else "whole"
+
+    def _done(self, cartridge: Cartridge, this: Part, size_bytes: int, *, full: bool) -> None:
+        self._parts.append(this)
+        before = cartridge.entry
+        mine = (
+            () if self.kind == "catalog" or self.outgoing.image in before.images else (self.outgoing.image,)
+        )
+        self.stock.keep(
+            cartridge,
+            before,
+            state="full" if full else "appendable",
+            tape_files=this.trailer + 1,
+            last_trailer=this.trailer,
+            used_bytes=before.used_bytes + size_bytes,
+            images=before.images + mine,
+        )
+
+
+class Bytes:
+    """Plain bytes as an ``Outgoing``: a copy of the catalog on its way to tape."""
+
+    def __init__(self, name: str, data: bytes, digest: str, table: Callable[[memoryview], bytes]) -> None:
+        self.image = name
+        self.size_bytes = len(data)
+        self.digest = digest
+        self._data = memoryview(data)
+        pieces = range(0, len(data), RECORD_BYTES)
+        self.side_files = {"chunks": b"".join(table(self._data[at : at + RECORD_BYTES]) for at in pieces)}
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        for at in range(first_chunk * RECORD_BYTES, self.size_bytes, RECORD_BYTES):
+            yield self._data[at : at + RECORD_BYTES]

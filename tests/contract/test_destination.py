@@ -1,0 +1,411 @@
+"""What every destination must do, whatever it is made of."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import xxhash
+
+from nightferry.destination.base import Destination, Receipt
+from nightferry.destination.fsspec import FsspecDestination
+from nightferry.destination.tape.library import TapeDestination
+from nightferry.destination.tape.pool import Pool
+from nightferry.destination.tape.virtual import open_virtual
+from nightferry.errors import Cancelled, DestinationError, IntegrityError, MediumDamaged, MediumFull, NoScratch
+from nightferry.model.records import CartridgeRecord
+from nightferry.progress import QUIET, Cancel
+
+MIB = 1 << 20
+
+
+class FileRegister:
+    """Keeps cartridge records as JSON files, as a catalog would: they survive the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.live: dict[str, list[str]] = {}
+        folder.mkdir(exist_ok=True)
+
+    def cartridge(self, barcode: str) -> CartridgeRecord | None:
+        path = self.folder / barcode
+        return CartridgeRecord.model_validate_json(path.read_text()) if path.exists() else None
+
+    def cartridges(self) -> list[CartridgeRecord]:
+        names = [n for n in sorted(os.listdir(self.folder)) if not n.startswith(".")]
+        return [CartridgeRecord.model_validate_json((self.folder / name).read_text()) for name in names]
+
+    def record(self, cartridge: CartridgeRecord, phase: str = "result") -> None:
+        fresh = self.folder / f".{cartridge.barcode}"
+        fresh.write_text(cartridge.model_dump_json())
+        fresh.replace(self.folder / cartridge.barcode)
+
+    def live_images(self, barcode: str) -> list[str]:
+        return self.live.get(barcode, [])
+
+
+@dataclass
+class Image:
+    """An image of random bytes with a true chunk table."""
+
+    image: str
+    data: bytes
+    index: bytes = b"index"
+    broken_at: int | None = None
+    stop_at: tuple[int, Callable[[], None]] | None = None
+    digest: str = "d1"
+    side_files: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        pieces = [self.data[at : at + MIB] for at in range(0, len(self.data), MIB)]
+        chunks = b"".join(xxhash.xxh3_64(piece).digest() for piece in pieces)
+        meta = f'{{"image": "{self.image}"}}'.encode()
+        self.side_files = {"index": self.index, "chunks": chunks, "meta.json": meta}
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        for number, at in enumerate(range(first_chunk * MIB, len(self.data), MIB), first_chunk):
+            if number == self.broken_at:
+                raise IntegrityError(f"chunk {number} of {self.image} is damaged")
+            if self.stop_at is not None and number == self.stop_at[0]:
+                self.stop_at[1]()
+            yield memoryview(self.data)[at : at + MIB]
+
+
+@dataclass
+class Place:
+    """A destination under test: ``again`` opens it anew as another process would; ``flip`` damages stored data."""
+
+    kind: str
+    open: Callable[[], Any]
+    flip: Callable[[bytes, int], None]
+    script: str = ""
+    opened: list[Any] = field(default_factory=list)
+
+    def again(self) -> Any:
+        for destination in self.opened:
+            destination.close()
+        self.opened.append(self.open())
+        return self.opened[-1]
+
+
+def _flip_in_files(folder: Path, pattern: str) -> Callable[[bytes, int], None]:
+    def flip(sample: bytes, offset: int) -> None:
+        for path in folder.glob(pattern):
+            data = bytearray(path.read_bytes())
+            at = data.find(sample)
+            if at >= 0:
+                data[at + offset] ^= 1
+                path.write_bytes(data)
+                return
+        raise AssertionError("not found")
+
+    return flip
+
+
+_SCRIPT = textwrap.dedent("""
+    import os, signal, sys
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    import test_destination as t
+    place = t.PLACES[{kind!r}](Path({tmp!r}))
+    count = 0
+    def on(event, args):
+        global count
+        if event in ("os.rename", "nightferry.commit"):
+            count += 1
+            if count == {kill}:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(on)
+    real = os.fdatasync, os.fsync
+    def sync(which):
+        def call(fd):
+            sys.audit("nightferry.commit")
+            real[which](fd)
+        return call
+    os.fdatasync, os.fsync = sync(0), sync(1)
+    destination = place.open()
+    image = t.Image("i1", t.random_bytes(1, 3 * t.MIB + 5))
+    with destination.lane(progress=t.QUIET, cancel=t.Cancel()) as lane:
+        lane.put(image, 1, progress=t.QUIET, cancel=t.Cancel())
+    destination.close()
+""")
+
+
+def random_bytes(seed: int, size: int) -> bytes:
+    import random
+
+    return random.Random(seed).randbytes(size)
+
+
+def folder_place(tmp: Path) -> Place:
+    root = tmp / "folder"
+    root.mkdir(exist_ok=True)
+    return Place("folder", lambda: FsspecDestination("cloud", f"file://{root}"), _flip_in_files(root, "images/*/data"))
+
+
+def memory_place(tmp: Path) -> Place:
+    root = f"/{uuid.uuid4().hex}"
+    fs = fsspec.filesystem("memory")
+    fs.mkdirs(root)
+
+    def flip(sample: bytes, offset: int) -> None:
+        path = next(p for p in fs.find(root) if p.endswith("/data"))
+        data = bytearray(fs.cat_file(path))
+        data[data.find(sample) + offset] ^= 1
+        fs.pipe_file(path, bytes(data))
+
+    return Place("memory", lambda: FsspecDestination("cloud", f"memory:/{root}"), flip)
+
+
+def tape_place(tmp: Path) -> Place:
+    root = tmp / "library"
+
+    def opened() -> TapeDestination:
+        pool = Pool("daily", wait_for_media_s=0)
+        library = open_virtual(root, drives=2, slots=4, cartridge_bytes=16 * MIB)
+        return TapeDestination("tape", library, pool, FileRegister(tmp / "register"))
+
+    return Place("tape", opened, _flip_in_files(root, "cartridges/*/*.tape"))
+
+
+PLACES: dict[str, Callable[[Path], Place]] = {"folder": folder_place, "memory": memory_place, "tape": tape_place}
+
+
+@pytest.fixture(params=list(PLACES))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = PLACES[request.param](tmp_path)
+    yield place
+    for destination in place.opened:
+        destination.close()
+
+
+def put(destination: Destination, image: Image, epoch: int = 1, cancel: Cancel | None = None) -> Receipt:
+    with destination.lane(progress=QUIET, cancel=Cancel()) as lane:
+        return lane.put(image, epoch, progress=QUIET, cancel=cancel or Cancel())
+
+
+def read_all(destination: Destination, receipt: Receipt) -> bytes:
+    with destination.open(receipt.location) as reader:
+        return b"".join(bytes(piece) for piece in reader.stream(0, reader.size_bytes))
+
+
+def test_put_then_open_gives_the_same_bytes(place: Place) -> None:
+    image = Image("i1", random_bytes(1, 3 * MIB + 5))
+    receipt = put(place.again(), image)
+    assert receipt.size_bytes == image.size_bytes
+    assert not receipt.verified
+    assert read_all(place.again(), receipt) == image.data
+
+
+def test_ranges_at_odd_offsets_are_exact(place: Place) -> None:
+    image = Image("i1", random_bytes(2, 2 * MIB + 77))
+    destination = place.again()
+    receipt = put(destination, image)
+    size = image.size_bytes
+    with destination.open(receipt.location) as reader:
+        assert reader.size_bytes == size
+        for offset, length in [(0, 1), (MIB - 1, 2), (size - 1, 1), (1, MIB), (MIB, 0), (MIB + 3, MIB), (5, 2 * MIB)]:
+            assert reader.read(offset, length) == image.data[offset : offset + length]
+        with pytest.raises(IntegrityError):
+            reader.read(size - 1, 2)
+
+
+def test_side_files_stand_beside_the_data(place: Place) -> None:
+    image = Image("i1", random_bytes(3, MIB), index=random_bytes(4, 2 * MIB + 1))
+    receipt = put(place.again(), image)
+    destination = place.again()
+    for name, data in image.side_files.items():
+        assert destination.side_file(receipt.location, name) == data
+    with pytest.raises(DestinationError):
+        destination.side_file(receipt.location, "../x")
+
+
+def test_find_knows_a_whole_copy_and_nothing_else(place: Place) -> None:
+    destination = place.again()
+    assert destination.find("i1", 1) is None
+    receipt = put(destination, Image("i1", random_bytes(1, MIB)))
+    found = place.again().find("i1", 1)
+    assert found is not None
+    assert found.location == receipt.location
+    assert place.again().find("i1", 2) is None
+    assert place.again().find("i2", 1) is None
+
+
+def test_a_second_put_of_the_same_copy_writes_no_second_one(place: Place) -> None:
+    image = Image("i1", random_bytes(1, MIB))
+    first = put(place.again(), image)
+    second = put(place.again(), image)
+    assert second.location == first.location
+    assert len(list(place.again().scan())) == 1
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_interrupted_put_then_another_leaves_one_copy(place: Place, epoch: int) -> None:
+    def crash() -> None:
+        raise RuntimeError("crash")
+
+    data = random_bytes(5, 3 * MIB)
+    with pytest.raises(RuntimeError):
+        put(place.again(), Image("i1", data, stop_at=(2, crash)), 1)
+    assert place.again().find("i1", 1) is None
+    assert list(place.again().scan()) == []
+    receipt = put(place.again(), Image("i1", data), epoch)
+    assert read_all(place.again(), receipt) == data
+    assert [(f.image, f.epoch) for f in place.again().scan()] == [("i1", epoch)]
+
+
+def test_cancel_stops_between_chunks_and_leaves_nothing_whole(place: Place) -> None:
+    cancel = Cancel()
+    image = Image("i1", random_bytes(6, 4 * MIB), stop_at=(2, lambda: cancel.set("by hand")))
+    destination = place.again()
+    with pytest.raises(Cancelled):
+        put(destination, image, cancel=cancel)
+    assert destination.find("i1", 1) is None
+    assert list(destination.scan()) == []
+
+
+def test_damaged_outgoing_bytes_leave_nothing_whole(place: Place) -> None:
+    destination = place.again()
+    with pytest.raises(IntegrityError):
+        put(destination, Image("i1", random_bytes(7, 3 * MIB), broken_at=1))
+    assert destination.find("i1", 1) is None
+    whole = Image("i2", random_bytes(8, MIB + 1))
+    assert read_all(destination, put(destination, whole)) == whole.data
+    assert [f.image for f in destination.scan()] == ["i2"]
+
+
+def test_scan_finds_exactly_the_whole_copies(place: Place) -> None:
+    destination = place.again()
+    images = {f"i{n}": Image(f"i{n}", random_bytes(n, MIB + n)) for n in range(1, 4)}
+    receipts = {name: put(destination, image, epoch=n) for n, (name, image) in enumerate(images.items(), 1)}
+    with pytest.raises(IntegrityError):
+        put(destination, Image("i9", random_bytes(9, 2 * MIB), broken_at=1))
+    found = {f.image: f for f in place.again().scan()}
+    assert {name: f.epoch for name, f in found.items()} == {"i1": 1, "i2": 2, "i3": 3}
+    for name, image in images.items():
+        assert found[name].location == receipts[name].location
+        assert found[name].meta == image.side_files["meta.json"]
+
+
+def test_two_lanes_write_at_once(place: Place) -> None:
+    destination = place.again()
+    meet = threading.Barrier(2, timeout=20)
+    images = [Image(f"i{n}", random_bytes(n, 2 * MIB), stop_at=(1, lambda: (meet.wait(), None)[1])) for n in (1, 2)]
+    receipts: dict[str, Receipt] = {}
+
+    def work(image: Image) -> None:
+        receipts[image.image] = put(destination, image)
+
+    threads = [threading.Thread(target=work, args=(image,)) for image in images]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert receipts["i1"].lane != receipts["i2"].lane
+    for image in images:
+        assert read_all(destination, receipts[image.image]) == image.data
+
+
+def test_lanes_beyond_the_last_wait_until_one_is_free(place: Place) -> None:
+    destination = place.again()
+    cancel = Cancel()
+    cancel.set("enough")
+    lanes = [destination.lane(progress=QUIET, cancel=Cancel()) for _ in range(destination.lanes)]
+    holders = [threading.Thread(target=lane.__enter__) for lane in lanes]
+    for holder in holders:
+        holder.start()
+        holder.join()
+    with pytest.raises(Cancelled), destination.lane(progress=QUIET, cancel=cancel):
+        pass
+    for lane in lanes:
+        lane.__exit__(None, None, None)
+    with destination.lane(progress=QUIET, cancel=cancel):
+        pass
+
+
+def test_a_removed_copy_is_not_found_where_room_comes_back_at_once(place: Place) -> None:
+    destination = place.again()
+    receipt = put(destination, Image("i1", random_bytes(1, MIB)))
+    destination.remove(receipt.location)
+    if place.kind == "tape":
+        assert destination.find("i1", 1) is not None
+    else:
+        assert destination.find("i1", 1) is None
+        with pytest.raises(MediumDamaged), destination.open(receipt.location):
+            pass
+
+
+def test_a_flipped_byte_reaches_the_caller_who_compares(place: Place) -> None:
+    image = Image("i1", random_bytes(1, 2 * MIB))
+    receipt = put(place.again(), image)
+    place.flip(image.data[MIB : MIB + 64], 3)
+    read = read_all(place.again(), receipt)
+    assert [n for n, (a, b) in enumerate(zip(read, image.data, strict=True)) if a != b] == [MIB + 3]
+
+
+def test_no_room_is_said_and_leaves_nothing_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = place.again()
+    if place.kind == "tape":
+        with pytest.raises(NoScratch, match="1 missing"):
+            put(destination, Image("i1", random_bytes(1, 70 * MIB)))
+    elif place.kind == "memory":
+        pytest.skip("memory has no end")
+    else:
+
+        def full(fd: int, data: memoryview) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(MediumFull) as caught:
+            put(destination, Image("i1", random_bytes(1, MIB)))
+        monkeypatch.undo()
+        assert not caught.value.retryable
+    assert destination.find("i1", 1) is None
+    assert list(destination.scan()) == []
+
+
+def test_catalog_copies_are_taken(place: Place) -> None:
+    destination = place.again()
+    for number in range(5):
+        destination.put_catalog(f"catalog-{number}.parquet", random_bytes(number, 1000))
+    image = Image("i1", random_bytes(1, MIB))
+    receipt = put(destination, image)
+    assert read_all(place.again(), receipt) == image.data
+    assert [f.image for f in destination.scan()] == ["i1"]
+
+
+def test_check_finds_nothing_where_all_is_well(place: Place) -> None:
+    assert place.again().check() == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "tape"])
+@pytest.mark.parametrize("kill", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20])
+def test_kill_between_any_two_commits_leaves_one_copy_after_the_next_put(tmp_path: Path, kind: str, kill: int) -> None:
+    script = _SCRIPT.format(tests=str(Path(__file__).parent), kind=kind, tmp=str(tmp_path), kill=kill)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    place = PLACES[kind](tmp_path)
+    image = Image("i1", random_bytes(1, 3 * MIB + 5))
+    found = place.again().find("i1", 1)
+    if found is not None:
+        assert read_all(place.again(), found) == image.data
+    receipt = put(place.again(), image, 1 if found else 2)
+    assert read_all(place.again(), receipt) == image.data
+    assert [f.location for f in place.again().scan()] == [receipt.location]
+    place.opened[-1].close()
