@@ -106,7 +106,9 @@ def move(
             raise ConfigError("an ungated move needs --to and --reason", subject=name)
         if run is None and not ungated:
             raise ConfigError(
-                f"{name} has no run: nothing is proven staged", hint="see --ungated for maintenance", subject=name
+                f"{name} has no run: nothing is proven staged",
+                hint="see --ungated for maintenance",
+                subject=name,
             )
         if dry_run:
             target = to or here.site.targets(name)[0].name
@@ -114,7 +116,9 @@ def move(
             state = gate.look(here, run).state if run is not None else "closed"
             document = {"plan": plan, "gate": state}
             problems = f"; {'; '.join(plan.problems)}" if plan.problems else ""
-            session.out.result(document, f"{name}: {plan.source} → {target}{problems}", f"the gate is {state}")
+            session.out.result(
+                document, f"{name}: {plan.source} → {target}{problems}", f"the gate is {state}"
+            )
             return
         with run_lock(here, name, progress=session.out.progress, cancel=session.cancel):
             if ungated and to is not None:

@@ -30,7 +30,10 @@ def deploy(*, dry_run: Annotated[bool, Parameter(negative=())] = False) -> None:
 
     planned = plan_deployments(loaded.site) if dry_run else apply(loaded)
     pool = pool_name(loaded.site)
-    rows = [[p.full_name, p.entrypoint, ", ".join(cron for cron, _ in p.schedules.values()) or None] for p in planned]
+    rows = [
+        [p.full_name, p.entrypoint, ", ".join(cron for cron, _ in p.schedules.values()) or None]
+        for p in planned
+    ]
     shown = [table(["deployment", "flow", "schedule"], rows)]
     document = {
         "dry_run": dry_run,
@@ -38,7 +41,9 @@ def deploy(*, dry_run: Annotated[bool, Parameter(negative=())] = False) -> None:
         "deployments": [p.as_json() for p in planned],
         "api_url": server.url if server else None,
     }
-    words = [] if dry_run or server is None else [
-        f"start a worker with: PREFECT_API_URL={server.url} prefect worker start --pool {pool}"
-    ]
+    words = (
+        []
+        if dry_run or server is None
+        else [f"start a worker with: PREFECT_API_URL={server.url} prefect worker start --pool {pool}"]
+    )
     session.out.result(document, *shown, *words)

@@ -75,9 +75,7 @@ def files(
             hint="name files or patterns; `nightferry restore store` restores all",
             subject=store,
         )
-    return _run(
-        store, patterns, to, as_of, image, copy, overwrite, dry_run, privileged, _owners(map_owner)
-    )
+    return _run(store, patterns, to, as_of, image, copy, overwrite, dry_run, privileged, _owners(map_owner))
 
 
 @app.command
@@ -159,7 +157,12 @@ def _run(
         plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=copy)
         if dry_run:
             report = ops.forecast(
-                here, plan, overwrite=overwrite, privileged=privileged, map_owner=map_owner, cancel=session.cancel
+                here,
+                plan,
+                overwrite=overwrite,
+                privileged=privileged,
+                map_owner=map_owner,
+                cancel=session.cancel,
             )
             _show_plan(session, plan, report)
             return 0 if report.complete else 3
@@ -205,9 +208,7 @@ def _in_place(
     return _show(session, store, done)
 
 
-def _find(
-    session: Session, here: OpenSite, store: str, as_of: str | None, image: str | None
-) -> ImageRecord:
+def _find(session: Session, here: OpenSite, store: str, as_of: str | None, image: str | None) -> ImageRecord:
     from nightferry.model.names import split_store
     from nightferry.ops.restore import find_image
 
@@ -240,7 +241,9 @@ def _owners(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         old, equals, new = pair.partition("=")
         if not (old and equals and new):
-            raise ConfigError(f"not a mapping of owners: {pair!r}", hint="write OLD=NEW", subject="--map-owner")
+            raise ConfigError(
+                f"not a mapping of owners: {pair!r}", hint="write OLD=NEW", subject="--map-owner"
+            )
         owners[old] = new
     return owners
 
@@ -275,7 +278,9 @@ def _show(session: Session, store: str, done: Restored) -> int:
     if done.previous:
         lines.append(f"what was there before: {done.previous}")
     if done.damaged:
-        lines.append(f"not usable: {', '.join(done.damaged)} (see `nightferry copies {done.plan.image.image}`)")
+        lines.append(
+            f"not usable: {', '.join(done.damaged)} (see `nightferry copies {done.plan.image.image}`)"
+        )
     lines += _left_out(report)
     session.out.result(done.as_json(), *lines)
     return 0 if done.is_complete else 3

@@ -20,7 +20,11 @@ def status() -> int:
     named = os.environ.get("PREFECT_API_URL", "")
     own = find_own(state_folder(loaded.site.name, loaded.path))
     url = named if named and answers(named) else own.url if own else ""
-    document = {"url": url or None, "ui": url.removesuffix("/api") or None, "own": bool(own and own.url == url)}
+    document = {
+        "url": url or None,
+        "ui": url.removesuffix("/api") or None,
+        "own": bool(own and own.url == url),
+    }
     session.out.result(document, f"Prefect UI: {document['ui']}" if url else "no Prefect server answers")
     return 0 if url else 70
 
@@ -40,4 +44,6 @@ def stop() -> None:
     session = current()
     loaded = session.load_site()
     stopped = stop_own(state_folder(loaded.site.name, loaded.path))
-    session.out.result({"stopped": stopped}, "stopped" if stopped else "the site's own server was not running")
+    session.out.result(
+        {"stopped": stopped}, "stopped" if stopped else "the site's own server was not running"
+    )

@@ -10,7 +10,9 @@ from nightferry.cli.session import current
 from nightferry.errors import ConfigError, worst_exit_code
 
 
-def verify(*, copy: Annotated[str | None, Parameter(name=("--copy", "--from"))] = None, sample: float = 100.0) -> int:
+def verify(
+    *, copy: Annotated[str | None, Parameter(name=("--copy", "--from"))] = None, sample: float = 100.0
+) -> int:
     """Reads copies back and compares them with their chunk tables. A damaged one is marked.
 
     Parameters
@@ -80,7 +82,9 @@ def copy(
                 error = failure.message
                 codes.append(failure.exit_code)
             rows.append([image.image, to, state, error or None])
-            documents.append({"image": image.image, "destination": to, "state": state, "error": error or None})
+            documents.append(
+                {"image": image.image, "destination": to, "state": state, "error": error or None}
+            )
     session.out.result(
         {"copies": documents},
         *([table(["image", "at", "state", "error"], rows)] if rows else ["no copy is missing there"]),

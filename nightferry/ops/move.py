@@ -8,7 +8,7 @@ from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import ClusterError, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
-from nightferry.ops.opened import OpenSite
+from nightferry.ops.opened import OpenSite, operator
 from nightferry.progress import Cancel, Progress
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,15 @@ def to_passive(
     return _move(opened, run.back_group, usable[0], run.run, progress=progress, cancel=cancel)
 
 
-def move_group(
-    opened: OpenSite, back_group: str, to: str, run: str, *, progress: Progress, cancel: Cancel
+def move_ungated(
+    opened: OpenSite, back_group: str, to: str, reason: str, *, progress: Progress, cancel: Cancel
 ) -> str:
-    """The move itself, without the gate: for the way back and for maintenance."""
-    return _move(opened, back_group, to, run, progress=progress, cancel=cancel)
+    """Maintenance: not through the gate, but still verified and never while somebody reads. Who and why go into the
+    owner token and the catalog."""
+    log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
+    return _move(
+        opened, back_group, to, f"maintenance by {operator()}: {reason}", progress=progress, cancel=cancel
+    )
 
 
 def _move(

@@ -22,7 +22,7 @@ from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
 from nightferry.errors import ClusterError, NotInThisRelease
 from nightferry.model.destinations import Destination as DestinationSettings
-from nightferry.model.destinations import FsspecSettings, TapeSettings
+from nightferry.model.destinations import FsspecSettings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import LocalClusterSettings
 from nightferry.model.records import ImageRecord
@@ -188,10 +188,25 @@ class OpenSite:
     def _open_destination(self, settings: DestinationSettings) -> Destination:
         match settings:
             case TapeSettings():
-                from nightferry.destination.tape.library import open_virtual_library
+                from nightferry.destination.tape.library import TapeDestination
+                from nightferry.destination.tape.pool import Pool
+                from nightferry.destination.tape.virtual import open_virtual
 
-                return open_virtual_library(
-                    settings, register=CatalogRegister(self.catalog, settings.name), clock=self.clock
+                library = settings.library
+                if not isinstance(library, VirtualLibrary):
+                    raise NotInThisRelease(f"libraries of kind {library.kind!r} are not in this release")
+                pool = Pool(
+                    settings.pool.name,
+                    settings.pool.barcodes,
+                    settings.pool.autolabel,
+                    settings.pool.wait_for_media,
+                )
+                return TapeDestination(
+                    settings.name,
+                    open_virtual(library.path, library.drives, library.slots, library.cartridge_bytes),
+                    pool,
+                    CatalogRegister(self.catalog, settings.name),
+                    clock=self.clock,
                 )
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination

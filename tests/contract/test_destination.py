@@ -24,7 +24,14 @@ from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.virtual import open_virtual
-from nightferry.errors import Cancelled, DestinationError, IntegrityError, MediumDamaged, MediumFull, NoScratch
+from nightferry.errors import (
+    Cancelled,
+    DestinationError,
+    IntegrityError,
+    MediumDamaged,
+    MediumFull,
+    NoScratch,
+)
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import QUIET, Cancel
 
@@ -156,7 +163,9 @@ def random_bytes(seed: int, size: int) -> bytes:
 def folder_place(tmp: Path) -> Place:
     root = tmp / "folder"
     root.mkdir(exist_ok=True)
-    return Place("folder", lambda: FsspecDestination("cloud", f"file://{root}"), _flip_in_files(root, "images/*/data"))
+    return Place(
+        "folder", lambda: FsspecDestination("cloud", f"file://{root}"), _flip_in_files(root, "images/*/data")
+    )
 
 
 def memory_place(tmp: Path) -> Place:
@@ -184,7 +193,11 @@ def tape_place(tmp: Path) -> Place:
     return Place("tape", opened, _flip_in_files(root, "cartridges/*/*.tape"))
 
 
-PLACES: dict[str, Callable[[Path], Place]] = {"folder": folder_place, "memory": memory_place, "tape": tape_place}
+PLACES: dict[str, Callable[[Path], Place]] = {
+    "folder": folder_place,
+    "memory": memory_place,
+    "tape": tape_place,
+}
 
 
 @pytest.fixture(params=list(PLACES))
@@ -220,7 +233,15 @@ def test_ranges_at_odd_offsets_are_exact(place: Place) -> None:
     size = image.size_bytes
     with destination.open(receipt.location) as reader:
         assert reader.size_bytes == size
-        for offset, length in [(0, 1), (MIB - 1, 2), (size - 1, 1), (1, MIB), (MIB, 0), (MIB + 3, MIB), (5, 2 * MIB)]:
+        for offset, length in [
+            (0, 1),
+            (MIB - 1, 2),
+            (size - 1, 1),
+            (1, MIB),
+            (MIB, 0),
+            (MIB + 3, MIB),
+            (5, 2 * MIB),
+        ]:
             assert reader.read(offset, length) == image.data[offset : offset + length]
         with pytest.raises(IntegrityError):
             reader.read(size - 1, 2)
@@ -306,7 +327,9 @@ def test_scan_finds_exactly_the_whole_copies(place: Place) -> None:
 def test_two_lanes_write_at_once(place: Place) -> None:
     destination = place.again()
     meet = threading.Barrier(2, timeout=20)
-    images = [Image(f"i{n}", random_bytes(n, 2 * MIB), stop_at=(1, lambda: (meet.wait(), None)[1])) for n in (1, 2)]
+    images = [
+        Image(f"i{n}", random_bytes(n, 2 * MIB), stop_at=(1, lambda: (meet.wait(), None)[1])) for n in (1, 2)
+    ]
     receipts: dict[str, Receipt] = {}
 
     def work(image: Image) -> None:
@@ -396,7 +419,9 @@ def test_check_finds_nothing_where_all_is_well(place: Place) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "tape"])
 @pytest.mark.parametrize("kill", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20])
-def test_kill_between_any_two_commits_leaves_one_copy_after_the_next_put(tmp_path: Path, kind: str, kill: int) -> None:
+def test_kill_between_any_two_commits_leaves_one_copy_after_the_next_put(
+    tmp_path: Path, kind: str, kill: int
+) -> None:
     script = _SCRIPT.format(tests=str(Path(__file__).parent), kind=kind, tmp=str(tmp_path), kill=kill)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr

@@ -1,0 +1,65 @@
+"""`nightferry support`: a redacted bundle for whoever helps."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import tarfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+from nightferry import __version__
+from nightferry.cli.session import current
+
+PACKAGES = ("prefect", "pyarrow", "fsspec", "blake3", "xxhash", "pydantic", "cyclopts", "uring-api")
+
+
+def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:
+    """Writes a bundle: versions, the site file without secrets' names, findings, runs and failures. No file names.
+
+    Parameters
+    ----------
+    to
+        The bundle; it must not exist.
+    """
+    from nightferry.cli.output import dump_json
+    from nightferry.model.redact import redacted
+    from nightferry.ops.check import check
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    loaded = session.load_site()
+    entries = {
+        "versions.json": json.dumps(_versions(), indent=1),
+        "site.toml": redacted(loaded.text),
+        "findings.json": dump_json({"findings": check(loaded)}),
+    }
+    with OpenSite(loaded) as here:
+        here.catalog.refresh()
+        runs = here.catalog.runs()[:50]
+        entries["runs.json"] = dump_json({"runs": runs})
+        entries["failures.json"] = dump_json(
+            {"failures": [f for r in runs for f in here.catalog.failures(r.run)]}
+        )
+        entries["cluster.json"] = dump_json({"cluster": here.cluster.view()})
+    with to.open("xb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
+        for name, text in entries.items():
+            data = text.encode()
+            info = tarfile.TarInfo(f"nightferry-support/{name}")
+            info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
+            bundle.addfile(info, io.BytesIO(data))
+    document = {"bundle": to.resolve(), "entries": sorted(entries)}
+    session.out.result(document, f"{to}: {', '.join(sorted(entries))}. Read it before you send it.")
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"nightferry": __version__, "python": platform.python_version()}
+    found["system"] = f"{platform.system()} {platform.release()}"
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found

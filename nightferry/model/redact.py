@@ -1,0 +1,27 @@
+"""A site file for other eyes: secrets, references to them and comments taken out."""
+
+from __future__ import annotations
+
+import re
+
+_SECRET = re.compile(
+    r"""(?ix) \b ([\w-]*(?:password|secret|token|key|dsn|user)[\w-]*) (\s*=\s*) ("(?:[^"\\]|\\.)*" | '[^']*')"""
+)
+_CREDENTIALS_IN_URL = re.compile(r"://[^/\s\"']*@")
+_REFERENCE = re.compile(r"\b(env|file|block):[^\s\"',}]+")
+
+
+def redacted(text: str) -> str:
+    """The text with every value of a secret key, every secret reference and every comment line replaced.
+
+    Works on lines, so that it also serves a file that does not parse.
+    """
+    return "".join(f"{_line(line)}\n" for line in text.splitlines())
+
+
+def _line(line: str) -> str:
+    if line.lstrip().startswith("#"):
+        return "# …"
+    line = _SECRET.sub(r'\1\2"‹redacted›"', line)
+    line = _CREDENTIALS_IN_URL.sub("://…@", line)
+    return _REFERENCE.sub(r"\1:‹redacted›", line)
