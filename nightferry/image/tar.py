@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 from nightferry.errors import IntegrityError
 from nightferry.image.attributes import (
@@ -41,7 +41,9 @@ _TYPE_FLAGS: Final[dict[MemberType, bytes]] = {
     "file": b"0", "hardlink": b"1", "symlink": b"2", "char": b"3", "block": b"4", "directory": b"5",
     "fifo": b"6",
 }  # fmt: skip
-_FLAG_TYPES: Final = {flag: name for name, flag in _TYPE_FLAGS.items()} | {b"\0": cast(MemberType, "file")}
+_FLAG_TYPES: Final[dict[bytes, MemberType]] = {flag: name for name, flag in _TYPE_FLAGS.items()} | {
+    b"\0": "file"
+}
 _SPARSE_DIRECTORY: Final = b"GNUSparseFile.0/"
 _OCTAL_7: Final = 0o7777777
 _OCTAL_11: Final = 0o77777777777

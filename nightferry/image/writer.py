@@ -132,8 +132,8 @@ class ImageWriter:
         """Adds a regular file that the caller has opened.
 
         The file is read to the size it has now. When size, mtime or ctime differ after reading it is read
-        once more from the start; when they differ again it is kept as read, as ``changed``. What it lacks of its
-        size is zeros. When it cannot be read it leaves a row ``unreadable`` and no member.
+        once more from the start; when they differ again it is kept as read, as ``changed``. What it lacks of
+        its size is zeros. When it cannot be read it leaves a row ``unreadable`` and no member.
 
         Args:
             path: Its path inside the store.
