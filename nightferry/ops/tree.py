@@ -347,7 +347,7 @@ class TargetTree:
     def _fill(
         self, path: bytes, fd: int, size_bytes: int, pieces: Iterable[tuple[int, bytes | memoryview]]
     ) -> int:
-        written = end = 0
+        written = 0
         for offset, data in pieces:
             view = memoryview(data)
             if offset < 0 or offset + len(view) > size_bytes:
@@ -360,10 +360,8 @@ class TargetTree:
                     # On Linux this starts writing what is dirty and drops what is written.
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             written += done
-            end = max(end, offset + done)
-        if end < size_bytes:
-            with self._os_errors(path):
-                os.ftruncate(fd, size_bytes)
+        with self._os_errors(path):
+            os.ftruncate(fd, size_bytes)
         return written
 
     def _sync(self, fd: int, parent: int, name: bytes, size_bytes: int) -> None:
