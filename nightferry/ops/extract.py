@@ -18,11 +18,16 @@ from nightferry.progress import QUIET, Cancel, Progress
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """One row to restore. ``link_to`` is a path of this restore whose file it becomes another name of."""
+    """One row to restore.
+
+    ``link_to`` is a path of this restore whose file it becomes another name of; ``implied`` is a directory
+    on the way to what was asked for.
+    """
 
     row: IndexRow
     link_to: bytes | None = None
     linkable: bool = False
+    implied: bool = False
 
     @property
     def reads_bytes(self) -> int:
@@ -49,6 +54,7 @@ def extract(
 ) -> RestoreReport:
     """Restores rows of one image into a tree, reading only what they need, in the order in which it lies.
 
+    Directories on the way that were not asked for are made as the image has them, when they are missing.
     What stands in the way is found before anything is written. Every byte is checked on the way; a file
     whose content is not what the index says never gets its name. To go on from another copy after an
     error, call again with that copy's reader, the same tree and the same ``done``.
@@ -77,6 +83,7 @@ def extract(
     plan = _plan(rows, tree, done, look_first=dry_run or tree.overwrite == "never")
     if dry_run:
         return _forecast(plan, tree)
+    plan = _implied(reader, plan, done) + plan
     progress.begin(subject, "restore", sum(planned.reads_bytes for planned in plan))
     already = len(tree.report().skipped)
     if already:
@@ -148,6 +155,17 @@ def _plan(
     )
 
 
+def _implied(reader: ImageReader, plan: list[_Planned], done: set[bytes]) -> list[_Planned]:
+    """The directories above what is planned that were not asked for, outermost first."""
+    paths = {planned.row.path for planned in plan} | done
+    above: set[bytes] = set()
+    for path in paths - done:
+        while (path := path.rpartition(b"/")[0]) and path not in above and path not in paths:
+            above.add(path)
+    rows = (reader.index.lookup(path) for path in sorted(above))
+    return [_Planned(row, implied=True) for row in rows if row and row.type == "directory" and row.stored]
+
+
 def _is_possible(row: IndexRow, tree: TargetTree, look_first: bool) -> bool:
     if row.deleted:
         return False
@@ -184,7 +202,7 @@ def _restore(reader: ImageReader, planned: _Planned, tree: TargetTree, watch: _W
                     tree.lose(path, "a hard link, restored as a file of its own")
             return row.payload_length
         case "directory":
-            tree.make_directory(path, metadata)
+            tree.make_directory(path, metadata, implied=planned.implied)
         case "symlink":
             tree.make_symlink(path, metadata, row.link_target or b"")
         case "fifo":

@@ -34,8 +34,8 @@ Overwrite = Literal["never", "older", "always"]
 SYNC_AT_ONCE_BYTES = 1 << 20
 """Files of at least this size are synced before they get their name."""
 
-PIECE_BYTES = 4 << 20
-"""At most this much is handed to one write."""
+WRITE_BACK_BYTES = 64 << 20
+"""A large file is sent to the disk every so many bytes, so that no more of it waits in memory."""
 
 TEMPORARY_PREFIX = b".nightferry-"
 """How names of files not yet whole begin; a killed restore may leave one."""
@@ -87,6 +87,7 @@ class TargetTree:
         self._owners = Owners(map_owner)
         self._made: dict[bytes, tuple[int, int]] = {}
         self._directories: dict[bytes, tuple[Metadata, tuple[int, int]]] = {}
+        self._asked_for: set[bytes] = set()
         self._files = self._links = self._bytes = 0
         self._skipped: dict[bytes, None] = {}
         self._refused: dict[bytes, str] = {}
@@ -109,7 +110,7 @@ class TargetTree:
         """The outcome so far."""
         return RestoreReport(
             files=self._files,
-            directories=len(self._directories),
+            directories=len(self._asked_for),
             links=self._links,
             size_bytes=self._bytes,
             skipped=() if self.overwrite == "older" else tuple(self._skipped),
@@ -146,17 +147,24 @@ class TargetTree:
             return "free"
         return "refused" if path in self._refused else "taken"
 
-    def make_directory(self, path: bytes, metadata: Metadata) -> bool:
+    def make_directory(self, path: bytes, metadata: Metadata, *, implied: bool = False) -> bool:
         """Makes a directory (0700 for now) or takes the one there; ``close_directories`` finishes it.
 
-        ``b"."`` is the root itself.
+        Args:
+            path: Relative to the root; ``b"."`` is the root itself.
+            metadata: What it is given at the end.
+            implied: It is only on the way to what was asked for: one that was there keeps its metadata too,
+                and the report does not count it.
         """
         with self._outcome(path):
             names = () if path == b"." else components(path)
             with self._os_errors(path):
                 fd = self._walk.to(names, create=True)
                 status = os.fstat(fd)
-            self._directories[path] = (metadata, (status.st_dev, status.st_ino))
+            if not implied:
+                self._asked_for.add(path)
+            if not implied or path in self._walk.made:
+                self._directories[path] = (metadata, (status.st_dev, status.st_ino))
             return True
         return False
 
@@ -347,8 +355,11 @@ class TargetTree:
             with self._os_errors(path):
                 done = 0
                 while done < len(view):
-                    done += os.pwrite(fd, view[done : done + PIECE_BYTES], offset + done)
-            written += len(view)
+                    done += os.pwrite(fd, view[done:], offset + done)
+                if written // WRITE_BACK_BYTES != (written + done) // WRITE_BACK_BYTES:
+                    # On Linux this starts writing what is dirty and drops what is written.
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            written += done
         with self._os_errors(path):
             os.ftruncate(fd, size_bytes)
         return written

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
 from nightferry.errors import ConfigError
@@ -53,6 +52,8 @@ class DirectoryWalk:
         self._root_fd: int | None = None
         self._last_names: tuple[bytes, ...] = ()
         self._last_fd: int | None = None
+        self.made: set[bytes] = set()
+        """Paths of the directories that these walks made."""
         with contextlib.suppress(FileNotFoundError):
             self._open_root(create=False)
 
@@ -87,9 +88,11 @@ class DirectoryWalk:
             return root
         depth = len(self._last_names)
         if self._last_fd is not None and names[:depth] == self._last_names:
-            fd = _descend(os.dup(self._last_fd), names[depth:], create=create)
+            start = self._last_fd
         else:
-            fd = _descend(os.dup(root), names, create=create)
+            start, depth = root, 0
+        fd, there = _descend(os.dup(start), names[depth:], create=create)
+        self.made.update(b"/".join(names[:end]) for end in range(depth + there + 1, len(names) + 1))
         self.forget()
         self._last_names, self._last_fd = names, fd
         return fd
@@ -115,8 +118,8 @@ def _open_target(root: Path, below: Path | None, *, create: bool) -> int:
     if below is not None:
         if not root.is_relative_to(below):
             raise Refused(f"it does not lie in {below}")
-        fd = os.open(below, _DIRECTORY_FLAGS)
-        return _descend(fd, tuple(os.fsencode(name) for name in root.relative_to(below).parts), create=create)
+        names = tuple(os.fsencode(name) for name in root.relative_to(below).parts)
+        return _descend(os.open(below, _DIRECTORY_FLAGS), names, create=create)[0]
     try:
         return os.open(root, _DIRECTORY_FLAGS)
     except FileNotFoundError:
@@ -126,23 +129,29 @@ def _open_target(root: Path, below: Path | None, *, create: bool) -> int:
     return os.open(root, _DIRECTORY_FLAGS)
 
 
-def _descend(fd: int, names: Iterable[bytes], *, create: bool) -> int:
-    """From the directory ``fd``, which is closed, to the one below it; the caller closes what is returned."""
+def _descend(fd: int, names: tuple[bytes, ...], *, create: bool) -> tuple[int, int]:
+    """From the directory ``fd``, which is closed, to the one below it, which the caller closes.
+
+    Returns:
+        The descriptor, and how many of ``names`` were there; the others were made.
+    """
+    there = 0
     try:
         for name in names:
-            inner = _enter(fd, name, create=create)
+            inner, made = _enter(fd, name, create=create)
             os.close(fd)
             fd = inner
+            there += not made
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return fd, there
 
 
-def _enter(directory: int, name: bytes, *, create: bool) -> int:
-    """Opens, perhaps makes, one directory in another; never through a link."""
+def _enter(directory: int, name: bytes, *, create: bool) -> tuple[int, bool]:
+    """Opens one directory in another, never through a link; returns whether it had to be made."""
     try:
-        return os.open(name, _DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=directory)
+        return os.open(name, _DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=directory), False
     except FileNotFoundError:
         if not create:
             raise
@@ -151,9 +160,11 @@ def _enter(directory: int, name: bytes, *, create: bool) -> int:
         if error.errno in (errno.ENOTDIR, errno.ELOOP) and status is not None:
             raise Refused(in_the_way(status, name)) from error
         raise
-    with contextlib.suppress(FileExistsError):
+    try:
         os.mkdir(name, 0o700, dir_fd=directory)
-    return _enter(directory, name, create=False)
+    except FileExistsError:
+        return _enter(directory, name, create=False)
+    return _enter(directory, name, create=False)[0], True
 
 
 def status_of(directory: int, name: bytes) -> os.stat_result | None:

@@ -9,21 +9,26 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
 from nightferry.errors import Cancelled, IntegrityError
+from nightferry.image.format import ImageHeader
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.index_builder import IndexBuilder
 from nightferry.image.reader import ImageReader
+from nightferry.image.writer import ImageWriter
 from nightferry.ops import extract as extract_module
 from nightferry.ops.extract import extract
-from nightferry.ops.tree import TargetTree
+from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.progress import Cancel, Quiet
 from nightferry.transfer.digest import ChunkTable
+from nightferry.transfer.direct import DirectWriter
 from nightferry.transfer.reading import FileReader
+from nightferry.transfer.ring import RingSettings
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -61,10 +66,10 @@ def rows_of(path: Path) -> dict[bytes, IndexRow]:
                 digest, where, length = first.blake3, first.payload_offset, first.payload_length
                 size, sparse, attributes = first.size, first.sparse, first.attributes_digest
             elif member.type != "file":
-                digest, where = None, 0  # type: ignore[assignment]  # no content
+                digest, where = None, 0
             rows[member.path] = IndexRow(
-                member.path, member.type, member.link_target or None, size, member.mode, member.uid, member.gid,
-                member.uname, member.gname, member.mtime_ns,
+                member.path, member.type, member.link_target or None, size,
+                member.mode, member.uid, member.gid, member.uname, member.gname, member.mtime_ns,
                 attributes_digest=attributes, sparse=sparse, offset=at, length=found.end - at,
                 payload_offset=where, payload_length=length, blake3=digest,
             )  # fmt: skip
@@ -97,8 +102,10 @@ class Image:
 def pack(source: Path, image: Path, *what: str) -> Image:
     subprocess.run(
         [
-            "tar", "--format=pax", "--pax-option=delete=atime,delete=ctime,exthdr.name=x", "--xattrs", "--acls",
-            "--sparse", "--sparse-version=1.0", r"--transform=s,^\./\(.\),\1,rhS", "-C", source, "-cf", image, *(what or sorted(os.listdir(source))),
+            "tar", "--format=pax", "--pax-option=delete=atime,delete=ctime,exthdr.name=x",
+            "--xattrs", "--acls",
+            "--sparse", "--sparse-version=1.0", r"--transform=s,^\./\(.\),\1,rhS",
+            "-C", source, "-cf", image, *(what or sorted(os.listdir(source))),
         ],
         check=True,
     )  # fmt: skip
@@ -119,8 +126,8 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
     return member
 
 
-def run(*argv: str | os.PathLike[str]) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+def run(*argv: str | os.PathLike[str], cwd: Path | None = None) -> str:
+    return subprocess.run(argv, cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
 def test_a_store_comes_back_as_tar_sees_it(tmp_path: Path) -> None:
@@ -137,8 +144,14 @@ def test_a_store_comes_back_as_tar_sees_it(tmp_path: Path) -> None:
     run("setfattr", "-n", "user.colour", "-v", "0x620065", source / "a" / "deep" / "big")
     run("setfattr", "-n", "user.d", "-v", "1", source / "a")
     run("setfacl", "-d", "-m", "u:1234:rw", source / "a" / "deep")
-    for name, time_ns in (("a/small", -1_000_500_000_000), ("a/empty", 1_700_000_000_645_903_343),
-                          ("pipe", (2**33 + 5) * 10**9), ("a/link", -1000 * 10**9), ("a/deep", 7)):  # fmt: skip
+    times = {
+        "a/small": -1_000_500_000_000,
+        "a/empty": 1_700_000_000_645_903_343,
+        "pipe": (2**33 + 5) * 10**9,
+        "a/link": -1000 * 10**9,
+        "a/deep": 7,
+    }
+    for name, time_ns in times.items():
         os.utime(source / name, ns=(0, time_ns), follow_symlinks=False)
     (source / "a").chmod(0o2750 if os.geteuid() == 0 else 0o750)
     image = pack(source, tmp_path / "image.tar", ".")
@@ -179,6 +192,26 @@ def test_a_sparse_file_comes_back_sparse(tmp_path: Path) -> None:
         assert extract(image.reader(), image.index, tree).size_bytes <= 64 << 10
     run("cmp", source / "s", target / "s")
     assert int(run("stat", "-c", "%b", target / "s")) * 512 <= 256 << 10
+
+
+def test_directories_on_the_way_come_with_it_unless_they_are_there(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "there" / "new").mkdir(parents=True)
+    (source / "there" / "new" / "f").touch()
+    (target / "there").mkdir(parents=True)
+    run("setfacl", "-m", "u:1234:rx", source / "there" / "new")
+    for directory, mode, time_ns in ((source / "there" / "new", 0o751, 5), (source / "there", 0o750, 6),
+                                     (target / "there", 0o711, 7)):  # fmt: skip
+        directory.chmod(mode)
+        os.utime(directory, ns=(0, time_ns))
+    image = pack(source, tmp_path / "image.tar")
+    with TargetTree(target) as tree:
+        report = extract(image.reader(), image.pick(b"there/new/f"), tree)
+    assert (report.files, report.directories, report.losses) == (1, 0, ())
+    made = (target / "there" / "new").stat()
+    assert (stat.S_IMODE(made.st_mode), made.st_mtime_ns) == (0o751, 5)
+    assert "user:1234:r-x" in run("getfacl", "-n", "-p", target / "there" / "new")
+    assert stat.S_IMODE((target / "there").stat().st_mode) == 0o711
 
 
 def test_only_the_needed_bytes_are_read(tmp_path: Path) -> None:
@@ -229,7 +262,7 @@ def test_a_link_whose_first_name_is_taken_gets_the_data_itself(tmp_path: Path) -
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one restore", "two restores"])
 @pytest.mark.parametrize("overwrite", ["never", "always"])
-def test_a_symlink_to_the_outside_is_never_walked(tmp_path: Path, apart: bool, overwrite: str) -> None:
+def test_a_symlink_to_the_outside_is_never_walked(tmp_path: Path, apart: bool, overwrite: Overwrite) -> None:
     outside, target = tmp_path / "outside", tmp_path / "target"
     outside.mkdir()
     image = hostile(
@@ -240,24 +273,21 @@ def test_a_symlink_to_the_outside_is_never_walked(tmp_path: Path, apart: bool, o
     )
     refused: set[bytes] = set()
     for picked in [(b"e",), (b"e/x", b"e/d")] if apart else [(b"e", b"e/x", b"e/d")]:
-        with TargetTree(target, overwrite=overwrite) as tree:  # type: ignore[arg-type]  # one of its words
+        with TargetTree(target, overwrite=overwrite) as tree:
             refused |= {path for path, _ in extract(image.reader(), image.pick(*picked), tree).refused}
     assert os.listdir(outside) == []
     assert refused == {b"e/x", b"e/d"}
     assert os.readlink(target / "e") == str(outside)
 
 
-def test_members_that_lead_outside_are_refused_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", ["never", "always"])
+def test_members_that_lead_outside_are_refused_and_named(tmp_path: Path, overwrite: Overwrite) -> None:
     target = tmp_path / "deep" / "target"
-    image = hostile(tmp_path / "image.tar", entry("good"))
-    bad = [b"../x", b"/tmp/nightferry-x", b"a/../../x", b"a//b", b"", b"a\0b"]
-    rows = [row for path in bad for row in [IndexRow(path, "file", size=3, offset=0, payload_length=3)]]
-    with TargetTree(target, overwrite="always") as tree:
-        for row in rows:
-            assert not tree.write_file(row.path, extract_module.Metadata(0o644, 0, 0, 0), 3, [(0, b"new")])
-    with TargetTree(target) as tree:
-        report = extract(image.reader(), [*image.pick(b"good"), *rows], tree)
-    assert {path for path, _ in report.refused} == set(bad)
+    bad = ["../x", "/tmp/nightferry-x", "a/../../x", "a//b", "./x"]
+    image = hostile(tmp_path / "image.tar", entry("good"), *map(entry, bad))
+    with TargetTree(target, overwrite=overwrite) as tree:
+        report = extract(image.reader(), image.index, tree)
+    assert {path for path, _ in report.refused} == {path.encode() for path in bad}
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
         "deep", "deep/target", "deep/target/good", "image.tar",
     ]  # fmt: skip
@@ -344,8 +374,8 @@ def test_without_a_chunk_table_the_member_digest_still_stops_damage(tmp_path: Pa
 def test_a_stop_leaves_whole_files_only(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
-    for name in "ab":
-        (source / name).write_bytes(bytes(3 << 20))
+    for name in "abc":
+        (source / name).write_bytes(os.urandom(3 << 20))
     image = pack(source, tmp_path / "image.tar")
     cancel, ended = Cancel(), []
 
@@ -357,10 +387,11 @@ def test_a_stop_leaves_whole_files_only(tmp_path: Path) -> None:
         def end(self, subject: str, result: str) -> None:
             ended.append(result)
 
-    rows = [row for row in image.index if row.sparse is None] or list(image.index)
     with TargetTree(target) as tree, pytest.raises(Cancelled):
-        extract(image.reader(), rows, tree, progress=Stopping(), cancel=cancel)
+        extract(image.reader(), image.index, tree, progress=Stopping(), cancel=cancel)
     assert ended == ["cancelled"]
+    assert os.listdir(target) == ["a"]
+    run("cmp", source / "a", target / "a")
 
 
 def test_progress_shows_names_that_cannot_harm(tmp_path: Path) -> None:
@@ -401,6 +432,50 @@ def test_what_the_image_does_not_hold_is_said(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "target") == ["f"]
 
 
+def test_an_image_of_our_own_writer_comes_back(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "d").mkdir(parents=True)
+    (source / "d" / "big").write_bytes(os.urandom((2 << 20) + 1))
+    with (source / "sparse").open("wb") as file:
+        file.truncate(8 << 20)
+        file.seek(4 << 20)
+        file.write(b"middle")
+    os.link(source / "d" / "big", source / "twin")
+    (source / "link").symlink_to("d/big")
+    run("setfacl", "-m", "u:1234:r", source / "d" / "big")
+    os.utime(source / "sparse", ns=(0, -1_000_500_000_000))
+    header = ImageHeader(
+        image="i", run="r", group="g", store="s", source_kind="files", node="n", nightferry="0",
+        started=datetime(2026, 1, 1, tzinfo=UTC),
+    )  # fmt: skip
+    writer = ImageWriter(DirectWriter(tmp_path / "image.tar", settings=RingSettings(buffers=4)), header)
+    for name in (".", "d", "d/big", "link", "sparse", "twin"):
+        path, status = source / name, (source / name).lstat()
+        if stat.S_ISREG(status.st_mode):
+            with path.open("rb") as file:
+                _ = writer.add_link(name.encode(), status) or writer.add_file(name.encode(), file.fileno())
+        else:
+            target_of = os.fsencode(os.readlink(path)) if path.is_symlink() else b""
+            writer.add_other(name.encode(), status, link_target=target_of)
+    summary = writer.finish()
+    with FileReader(tmp_path / "image.tar") as file, TargetTree(target) as tree:
+        reader = ImageReader(file, summary.chunks)
+        report = extract(reader, reader.index, tree)
+    assert (report.complete, report.losses, report.files, report.directories, report.links) == (
+        True,
+        (),
+        2,
+        2,
+        2,
+    )
+    command = ["find", ".", "-printf", r"%p %y %m %U:%G %n %s %T@ %l\n"]
+    assert [sorted(run(*command, cwd=source).splitlines())] == [
+        sorted(run(*command, cwd=target).splitlines())
+    ]
+    run("diff", "-r", source, target)
+    assert "user:1234:r--" in run("getfacl", "-n", "-p", target / "twin")
+
+
 @needs_root
 @pytest.mark.parametrize("privileged", [False, True])
 def test_devices_and_setuid_follow_the_switch(tmp_path: Path, privileged: bool) -> None:
@@ -434,8 +509,9 @@ import os, signal
 from pathlib import Path
 from nightferry.image.index import Index
 from nightferry.image.reader import ImageReader
+from nightferry.image.writer import ImageWriter
 from nightferry.ops.extract import extract
-from nightferry.ops.tree import TargetTree
+from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.progress import Quiet
 from nightferry.transfer.reading import FileReader
 class Deadly(Quiet):
@@ -443,7 +519,8 @@ class Deadly(Quiet):
         if done_bytes > {4 << 20}: os.kill(os.getpid(), signal.SIGKILL)
 work = Path({str(tmp_path)!r})
 index = Index((work / "index").read_bytes())
-extract(ImageReader(FileReader(work / "image.tar"), index=index), index, TargetTree(work / "target"), progress=Deadly())
+reader = ImageReader(FileReader(work / "image.tar"), index=index)
+extract(reader, index, TargetTree(work / "target"), progress=Deadly())
 """
     killed = subprocess.run([sys.executable, "-c", program], cwd=Path(extract_module.__file__).parents[2])
     assert killed.returncode == -9

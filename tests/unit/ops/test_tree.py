@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,8 @@ ACL_FOR_1234 = bytes.fromhex(
 """As setfacl writes it (linux/posix_acl_xattr.h)."""
 
 
-def meta(mode: int = 0o644, mtime_ns: int = 1_000_000_000, **more: object) -> Metadata:
-    return Metadata(mode, os.geteuid(), os.getegid(), mtime_ns, **more)  # type: ignore[arg-type]  # keywords as given
+def meta(mode: int = 0o644, mtime_ns: int = 1_000_000_000, **more: Any) -> Metadata:
+    return Metadata(mode, os.geteuid(), os.getegid(), mtime_ns, **more)
 
 
 def names(directory: Path) -> list[str]:
@@ -44,9 +45,9 @@ def run(*argv: str | os.PathLike[str]) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
-def write(tree: TargetTree, path: bytes, data: bytes = b"new", **more: object) -> bool:
+def write(tree: TargetTree, path: bytes, data: bytes = b"new", **more: Any) -> bool:
     metadata = more.pop("metadata", meta())
-    return tree.write_file(path, metadata, len(data), [(0, data)], **more)  # type: ignore[arg-type]  # as given
+    return tree.write_file(path, metadata, len(data), [(0, data)], **more)
 
 
 # names
