@@ -56,8 +56,15 @@ def list_(*, library: LibraryName = None) -> None:
     with OpenSite(session.load_site()) as here:
         views = [(d.name, view) for d in tapes(here, library) for view in d.inventory()]
     rows = [
-        [v.barcode, v.element or "not in the library", v.state, v.pool or None, format_size(v.used_bytes)]
-        + [len(v.images), v.note or None]
+        (
+            v.barcode,
+            v.element or "not in the library",
+            v.state,
+            v.pool or None,
+            format_size(v.used_bytes),
+            len(v.images),
+            v.note or None,
+        )
         for _, v in views
     ]
     columns: list[Column | str] = ["barcode", "where", "state", "pool", Column("used", right=True)]

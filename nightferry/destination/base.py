@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord
@@ -130,6 +130,6 @@ class Register(Protocol):
 
     def cartridge(self, barcode: str) -> CartridgeRecord | None: ...
     def cartridges(self) -> list[CartridgeRecord]: ...
-    def record(self, cartridge: CartridgeRecord, phase: str = "result") -> None: ...
+    def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None: ...
     def live_images(self, barcode: str) -> list[str]:
         """Images whose copies on this cartridge are not lost or expired: the cartridge must not be overwritten."""

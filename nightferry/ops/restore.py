@@ -263,6 +263,51 @@ def restore(
     raise last
 
 
+def forecast(
+    opened: OpenSite,
+    plan: RestorePlan,
+    *,
+    overwrite: Overwrite = "never",
+    privileged: bool = False,
+    map_owner: Mapping[str, str] | None = None,
+    cancel: Cancel,
+) -> RestoreReport:
+    """What a restore would do to the target; reads no copy and writes nothing."""
+    with (
+        _nothing_to_read(opened, plan.image) as reader,
+        TargetTree(plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner) as tree,
+    ):
+        return extract(reader, plan.rows, tree, dry_run=True, cancel=cancel)
+
+
+@contextmanager
+def _nothing_to_read(opened: OpenSite, image: ImageRecord) -> Iterator[ImageReader]:
+    """The catalog's index as if it were the image: enough for a dry run, which reads no payload."""
+    path = opened.catalog.index_path(image.image)
+    with FileReader(path) as reader:
+        yield ImageReader(reader, index=path.read_bytes())
+
+
+def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = None) -> RestorePlan:
+    """The plan of an in-place restore: everything, beside the store.
+
+    Raises:
+        NotInThisRelease: the store's kind has no place on a file system.
+    """
+    path = _place_of(opened, image)
+    return plan_restore(opened, image, [], beside(path, image.run), copy=copy)
+
+
+def _place_of(opened: OpenSite, image: ImageRecord) -> Path:
+    name = f"{image.group}/{image.store}"
+    store = opened.site.store(name).store
+    if not isinstance(store, FilesStore | SqliteStore):
+        raise NotInThisRelease(
+            f"in-place restores of {store.kind} stores are not in this release", subject=name
+        )
+    return store.path
+
+
 def restore_in_place(
     opened: OpenSite,
     plan_for: ImageRecord,
@@ -279,12 +324,7 @@ def restore_in_place(
         BusyError: the store is in use; the message names the processes.
     """
     name = f"{plan_for.group}/{plan_for.store}"
-    store = opened.site.store(name).store
-    if not isinstance(store, FilesStore | SqliteStore):
-        raise NotInThisRelease(
-            f"in-place restores of {store.kind} stores are not in this release", subject=name
-        )
-    path = store.path
+    path = _place_of(opened, plan_for)
     use = store_in_use(path)
     if use.processes or use.unseen:
         users = [*use.processes, *([f"{use.unseen} processes this user may not see"] if use.unseen else [])]
@@ -293,14 +333,14 @@ def restore_in_place(
             hint="stop what uses it, then restore in place again (as root); or restore elsewhere with --to",
             subject=name,
         )
-    new = beside(path, plan_for.run)
+    plan = plan_in_place(opened, plan_for, copy=copy)
+    new = plan.target
     if new.exists():
         raise ConfigError(
             f"{new} is left over from an interrupted restore",
             hint="look at it, remove it, then restore again",
             subject=name,
         )
-    plan = plan_restore(opened, plan_for, [], new, copy=copy)
     done = restore(opened, plan, privileged=privileged, map_owner=map_owner, progress=progress, cancel=cancel)
     if not done.is_complete:
         raise PartialResult(
@@ -310,7 +350,7 @@ def restore_in_place(
         )
     single = new / path.name
     is_file = [row.path for row in plan.rows] == [os.fsencode(path.name)] and not single.is_dir()
-    if isinstance(store, SqliteStore):
+    if plan_for.source_kind == "sqlite":
         _set_journals_aside(path, plan_for.run)
     previous = in_place_exchange(path, single if is_file else new, plan_for.run)
     if is_file:
