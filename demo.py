@@ -185,7 +185,9 @@ def nightferry(*words: str, allowed: tuple[int, ...] = (0,), show: bool = True) 
         print(f"$ nightferry {' '.join(words)}", flush=True)
     environment = os.environ | {"NIGHTFERRY_STATE": str(HERE / "state")}
     environment.pop("PREFECT_API_URL", None)
-    done = subprocess.run(command, env=environment, stdout=None if show else subprocess.PIPE, text=True)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        command, env=environment, stdout=None if show else subprocess.PIPE, text=True, check=False
+    )
     if done.returncode not in allowed:
         raise SystemExit(done.returncode)
     return done.stdout or ""

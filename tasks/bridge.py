@@ -78,6 +78,8 @@ def at_work() -> Iterator[None]:
 
 def _send_core_logs_to_prefect() -> None:
     core = logging.getLogger("nightferry")
+    # The command line has its own words for a terminal; a worker's log shows the core's.
+    core.propagate = _terminal is None
     if not any(isinstance(handler, APILogHandler) for handler in core.handlers):
         core.addHandler(APILogHandler())
     if core.level == logging.NOTSET:

@@ -118,14 +118,18 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
                 "stage one will go through the page cache; put staging on ext4 or xfs",
             )
         yield from _room(opened, back_group.name, path)
-        for ref in opened.site.stores:
-            if ref.group.back_group == back_group.name and _same_disk(ref.store, path):
-                yield Finding(
-                    "NF-STAGE-005",
-                    "note",
-                    f"store {ref.name} and staging {path} share one file system",
-                    "put staging on disks of its own, or streaming to tape disturbs the store's users",
-                )
+        sharing = [
+            ref.name
+            for ref in opened.site.stores
+            if ref.group.back_group == back_group.name and _same_disk(ref.store, path)
+        ]
+        if sharing:
+            yield Finding(
+                "NF-STAGE-005",
+                "note",
+                f"staging {path} shares its file system with {', '.join(sharing)}",
+                "put staging on disks of its own, or streaming to tape disturbs the stores' users",
+            )
 
 
 def _room(opened: OpenSite, back_group: str, path: Path) -> Iterator[Finding]:

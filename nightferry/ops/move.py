@@ -91,13 +91,13 @@ def _move(
     cancel.check()
     with disk.exclusive():
         if not plan.is_noop:
-            progress.say(f"moving {back_group} from {plan.source} to {target}", subject=back_group)
+            progress.say(f"moving {back_group} from {plan.source} to {target}")
             opened.cluster.move(plan, run=run, cancel=cancel)
         if opened.cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
         token = disk.take(target, run, expected_epoch=token.epoch if token else 0)
     _remember(opened, back_group, token)
-    progress.say(f"{back_group} is on {target} (epoch {token.epoch})", subject=back_group)
+    progress.say(f"{back_group} is on {target} (epoch {token.epoch})")
     return target
 
 

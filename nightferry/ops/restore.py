@@ -326,13 +326,14 @@ def restore_in_place(
     name = f"{plan_for.group}/{plan_for.store}"
     path = _place_of(opened, plan_for)
     use = store_in_use(path)
-    if use.processes or use.unseen:
-        users = [*use.processes, *([f"{use.unseen} processes this user may not see"] if use.unseen else [])]
+    if use.processes:
         raise BusyError(
-            f"store {name} is, or may be, in use by {', '.join(users)}",
-            hint="stop what uses it, then restore in place again (as root); or restore elsewhere with --to",
+            f"store {name} is in use by {', '.join(use.processes)}",
+            hint="stop what uses it, then restore in place again; or restore elsewhere with --to",
             subject=name,
         )
+    if use.unseen:
+        progress.say(f"{use.unseen} processes could not be looked into: make sure none of them uses {path}")
     plan = plan_in_place(opened, plan_for, copy=copy)
     new = plan.target
     if new.exists():

@@ -194,6 +194,7 @@ def _write(
     write_durably(side_path(target, "chunks"), summary.chunks)
     write_durably(side_path(target, "meta.json"), record.model_dump_json(indent=1).encode() + b"\n")
     durable_rename(partial, target)
+    progress.advance(subject, summary.payload_bytes)
     progress.end(subject, state)
     return record, summary
 
