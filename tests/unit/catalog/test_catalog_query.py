@@ -189,7 +189,7 @@ def test_the_image_as_of_a_time_is_the_newest_whole_one_that_had_begun(catalog: 
 
     def as_of(day: float, partial: bool = False) -> str | None:
         found = catalog.image_as_of("SG1", "priv1", AT + timedelta(days=day), partial=partial)
-        return found and found.image
+        return found.image if found else None
 
     assert [as_of(day) for day in (-0.1, 0, 0.9, 1.5, 2)] == [None, "a", "a", "a", "c"]
     assert as_of(1.5, partial=True) == "b"
