@@ -47,8 +47,7 @@ import os
 import platform
 import re
 import threading
-from collections.abc import Callable
-from datetime import UTC
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +66,7 @@ from nightferry.catalog.schema import (
     encode_body,
     encode_event,
     encode_segment,
+    microseconds,
 )
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
@@ -80,6 +80,10 @@ _PAUSE_S = 0.05
 _STALE_TEMP_S = 86400.0
 
 Phase = Literal["intent", "result"]
+
+
+def _event_name(sequence: int) -> str:
+    return f"{sequence:012d}.json"
 
 
 def segment_name(first: int, last: int) -> str:
@@ -154,7 +158,7 @@ class EventLog:
             CatalogError: as `refresh`.
         """
         with self._lock:
-            return self._read(after)
+            return list(self._read(after))
 
     def append(
         self, kind: str, subject: str, phase: Phase, body: dict[str, Any], expect: int | None = None
@@ -178,9 +182,9 @@ class EventLog:
                 if self.refresh():
                     idle = 0
                 self._check_expected(kind, subject, expect)
-                at = self._clock.now().astimezone(UTC)
-                row = Row(self._last + 1, at, self.writer, phase, kind, subject, text)
-                name = f"{row.sequence:012d}.json"
+                at = self._clock.now()
+                row = Row(self._last + 1, microseconds(at), self.writer, phase, kind, subject, text)
+                name = _event_name(row.sequence)
                 if publish(self._events, name, encode_event(row)):
                     if self._is_ours(row):
                         self._learn(row)
@@ -230,14 +234,14 @@ class EventLog:
             return True
 
     def _compact(self) -> None:
-        rows = self._read(max((last for _, last in self._list_segments()), default=0))
+        rows = list(self._read(max((last for _, last in self._list_segments()), default=0)))
         if rows:
             publish(self._segments, segment_name(rows[0].sequence, rows[-1].sequence), encode_segment(rows))
         covered = self._list_segments()
         for sequence in self._list_events():
             if any(first <= sequence <= last for first, last in covered):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._events / f"{sequence:012d}.json")
+                    os.unlink(self._events / _event_name(sequence))
         sync_folder(self._events)
         before = self._clock.now().timestamp() - _STALE_TEMP_S
         for folder in (self._events, self._segments):
@@ -274,48 +278,44 @@ class EventLog:
                 return self._read_segment(first, last)[row.sequence - first] == row
         return True
 
-    def _read(self, after: int) -> list[Row]:
+    def _read(self, after: int) -> Iterator[Row]:
+        """Every event later than ``after``, one by one in order; what was handed out is final."""
+        last = after
         with catalog_errors("read the catalog in", self.folder):
             for attempt in range(_TRIES):
                 if attempt:
                     self._clock.sleep(_PAUSE_S * attempt)
-                rows, end = self._look(after)
-                missing = next((n for n in range(after + 1, end + 1) if n not in rows), None)
-                if missing is None and end >= self._last:
-                    return [rows[n] for n in range(after + 1, end + 1)]
-        if missing is not None:
+                listed = self._list_events()
+                loose: dict[int, bytes] = {}
+                for sequence in listed:
+                    if sequence > last:
+                        # A compaction may take it away meanwhile; its segment is there before.
+                        with contextlib.suppress(FileNotFoundError):
+                            loose[sequence] = (self._events / _event_name(sequence)).read_bytes()
+                segments = self._list_segments()
+                for first, end in segments:
+                    if first <= last + 1 <= end:
+                        for row in self._read_segment(first, end)[last + 1 - first :]:
+                            last = row.sequence
+                            yield row
+                for sequence in sorted(loose):
+                    if sequence == last + 1:
+                        last = sequence
+                        yield decode_event(loose[sequence], sequence, f"events/{_event_name(sequence)}")
+                end = max([*listed, *(end for _, end in segments)], default=0)
+                if last == max(end, after) and end >= self._last:
+                    return
+        if end > last:
             raise CatalogError(
-                f"event {missing} is missing from the catalog in {self.folder}",
+                f"event {last + 1} is missing from the catalog in {self.folder}",
                 hint="put the file back from a copy of the catalog, or rebuild it from a destination",
-                subject=f"{missing:012d}",
+                subject=f"{last + 1:012d}",
             )
         raise CatalogError(
             f"the catalog in {self.folder} ended at event {self._last} and ends at {end} now",
             hint="check that the same folder is still mounted there",
             subject=str(self.folder),
         )
-
-    def _look(self, after: int) -> tuple[dict[int, Row], int]:
-        """One look at the folder: the events later than ``after``, and the sequence of the last there is."""
-        listed = self._list_events()
-        found: dict[int, bytes] = {}
-        for sequence in listed:
-            if sequence > after:
-                # A compaction may take it away meanwhile; its segment is there before.
-                with contextlib.suppress(FileNotFoundError):
-                    found[sequence] = (self._events / f"{sequence:012d}.json").read_bytes()
-        rows: dict[int, Row] = {}
-        end = max(listed, default=0)
-        for first, last in self._list_segments():
-            end = max(end, last)
-            if last > after:
-                for row in self._read_segment(first, last):
-                    if row.sequence > after:
-                        rows.setdefault(row.sequence, row)
-        for sequence, data in found.items():
-            if sequence not in rows:
-                rows[sequence] = decode_event(data, sequence, f"events/{sequence:012d}.json")
-        return rows, end
 
     def _list_events(self) -> list[int]:
         return sorted(int(match[1]) for match in _matches(_EVENT, self._events))

@@ -3,6 +3,9 @@
 The lock is the operating system's (flock on a file in the catalog's folder), so it ends with the process that
 holds it, however that process ends; the file's content only says who that is. The drain request is a file: a
 run looks at it between two images and then stops with what it still owes on record.
+
+On NFS Linux carries flock to the server, so the lock holds between nodes, unless the folder is mounted with
+``nolock`` or ``local_lock``.
 """
 
 from __future__ import annotations

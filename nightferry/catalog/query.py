@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import platform
 import threading
 from collections.abc import Iterable
 from datetime import datetime
@@ -85,11 +86,14 @@ class Catalog:
         return cls(path, node=node, clock=clock)
 
     @classmethod
-    def from_export(cls, data: bytes, folder: Path, *, node: str, clock: Clock = SYSTEM_CLOCK) -> Catalog:
+    def from_export(
+        cls, data: bytes, folder: Path, *, node: str = "", clock: Clock = SYSTEM_CLOCK
+    ) -> Catalog:
         """A new catalog from what `export` gave; indexes are not in it.
 
         Args:
             folder: Absent or empty.
+            node: This machine's name by default.
 
         Raises:
             CatalogError: the folder is not empty, or the data are not a whole catalog.
@@ -106,7 +110,7 @@ class Catalog:
             if rows:
                 make_folder(folder / "segments")
                 publish(folder / "segments", segment_name(1, rows[-1].sequence), data)
-        return cls(folder, node=node, clock=clock)
+        return cls(folder, node=node or platform.node(), clock=clock)
 
     # --- the log
 
@@ -183,8 +187,7 @@ class Catalog:
 
     def runs(self, back_group: str | None = None) -> list[RunRecord]:
         """Runs, newest first."""
-        found = self._placed(RunRecord)
-        return _newest_first(p for p in found if back_group is None or p.record.back_group == back_group)
+        return _newest_first(self._placed(RunRecord, back_group=back_group))
 
     def run(self, name: str) -> RunRecord:
         """The run of this name.
@@ -197,14 +200,12 @@ class Catalog:
     def failures(self, run: str) -> list[FailureRecord]:
         """Stores that the run could not stage and has not staged since."""
         staged: dict[tuple[str, str], int] = {}
-        for placed in self._placed(ImageRecord):
-            if placed.record.run == run:
-                staged[placed.record.group, placed.record.store] = placed.sequence
+        for placed in self._placed(ImageRecord, run=run):
+            staged[placed.record.group, placed.record.store] = placed.sequence
         return [
             placed.record
-            for placed in self._placed(FailureRecord)
-            if placed.record.run == run
-            and staged.get((placed.record.group, placed.record.store), 0) < placed.sequence
+            for placed in self._placed(FailureRecord, run=run)
+            if staged.get((placed.record.group, placed.record.store), 0) < placed.sequence
         ]
 
     def seal(self, run: str) -> SealRecord | None:
@@ -213,7 +214,7 @@ class Catalog:
 
     def approvals(self, run: str) -> list[ApprovalRecord]:
         """What operators approved for the run, oldest first; each names the seal it is for."""
-        return [a for a in self.all(ApprovalRecord) if a.run == run]
+        return [placed.record for placed in self._placed(ApprovalRecord, run=run)]
 
     def selection(self, group: str) -> SelectionRecord | None:
         """The storage group's fixed list of stores."""
@@ -229,13 +230,7 @@ class Catalog:
         self, group: str | None = None, store: str | None = None, run: str | None = None
     ) -> list[ImageRecord]:
         """Images, newest first; ``store`` is its name within the group."""
-        return _newest_first(
-            placed
-            for placed in self._placed(ImageRecord)
-            if (group is None or placed.record.group == group)
-            and (store is None or placed.record.store == store)
-            and (run is None or placed.record.run == run)
-        )
+        return _newest_first(self._placed(ImageRecord, group=group, store=store, run=run))
 
     def image(self, name: str) -> ImageRecord:
         """The image of this name.
@@ -276,28 +271,25 @@ class Catalog:
         """Every copy of the image that has a result, by destination and epoch."""
         with self._lock:
             shelf = self._shelf(CopyRecord)
-            found = [placed.record for s in self._copies.of(image) if (placed := shelf.result(s)) is not None]
+            found = [placed.record for s in self._copies.subjects(image) if (placed := shelf.result(s))]
         return sorted(found, key=lambda copy: (copy.destination, copy.epoch))
 
     def next_epoch(self, image: str, destination: str) -> int:
         """The number of the next attempt to write this copy: one above every attempt begun, from 1 on."""
         with self._lock:
-            begun = self._copies.of(image).values()
-            return max((copy.epoch for copy in begun if copy.destination == destination), default=0) + 1
+            return self._copies.epoch(image, destination) + 1
 
     def cartridges(self, destination: str) -> list[CartridgeRecord]:
         """The destination's cartridges by barcode."""
-        found = (c for c in self.all(CartridgeRecord) if c.destination == destination)
-        return sorted(found, key=lambda cartridge: cartridge.barcode)
+        found = self._placed(CartridgeRecord, destination=destination)
+        return sorted((placed.record for placed in found), key=lambda cartridge: cartridge.barcode)
 
     def live_images(self, destination: str, barcode: str) -> list[str]:
         """Images with a copy on this cartridge that is not lost: the cartridge must not be overwritten."""
-        found = {
-            copy.image
-            for copy in self.all(CopyRecord)
-            if copy.destination == destination and copy.state != "lost" and barcode in _barcodes(copy)
-        }
-        return sorted(found)
+        found = self._placed(CopyRecord, destination=destination)
+        return sorted(
+            {c.record.image for c in found if c.record.state != "lost" and barcode in _barcodes(c.record)}
+        )
 
     # --- indexes
 
@@ -371,9 +363,9 @@ class Catalog:
     def _shelf(self, cls: type[R]) -> Shelf[R]:
         return cast(Shelf[R], self._shelves[cls.kind])
 
-    def _placed(self, cls: type[R]) -> list[Placed[R]]:
+    def _placed(self, cls: type[R], **fields: str | None) -> list[Placed[R]]:
         with self._lock:
-            return list(self._shelf(cls).results())
+            return list(self._shelf(cls).results(**fields))
 
     def _unknown(self, what: str, name: str, known: Iterable[str]) -> Any:
         nearest = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)

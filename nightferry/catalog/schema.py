@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +21,7 @@ FORMAT = "1"
 """Version of the segments' layout, kept in their metadata as ``nightferry.catalog``."""
 
 _FORMAT_KEY = b"nightferry.catalog"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SCHEMA = pa.schema(
     [
@@ -36,17 +37,24 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One event as the log keeps it: ``body`` stays JSON text until somebody asks for the record."""
+class Row(NamedTuple):
+    """One event as the log keeps it: ``body`` stays JSON text until somebody asks for the record.
+
+    ``at_us``: microseconds since 1970, UTC. ``body``: as `encode_body` writes it.
+    """
 
     sequence: int
-    at: datetime
+    at_us: int
     writer: str
     phase: str
     kind: str
     subject: str
     body: str
+
+    @property
+    def at(self) -> datetime:
+        """When it was written, UTC."""
+        return _EPOCH + timedelta(microseconds=self.at_us)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -64,7 +72,7 @@ class Row:
             raise CatalogError(f"event {event.sequence} has a time without a zone", subject=event.subject)
         return cls(
             event.sequence,
-            event.at.astimezone(UTC),
+            microseconds(event.at),
             event.writer,
             event.phase,
             event.kind,
@@ -83,6 +91,22 @@ class Row:
             subject=self.subject,
             body=json.loads(self.body),
         )
+
+    def may_say(self, **fields: str | None) -> bool:
+        """False when the body surely lacks one of these fields with that value; None asks for nothing.
+
+        Far cheaper than parsing; who needs certainty parses what is left.
+        """
+        return all(
+            f'"{name}":{json.dumps(value, ensure_ascii=False)}' in self.body
+            for name, value in fields.items()
+            if value is not None
+        )
+
+
+def microseconds(at: datetime) -> int:
+    """An aware time as microseconds since 1970, UTC."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
 
 
 def encode_body(body: dict[str, Any], kind: str, subject: str) -> str:
@@ -134,8 +158,9 @@ def decode_event(data: bytes, sequence: int, name: str) -> Row:
 
 def encode_segment(rows: Sequence[Row]) -> bytes:
     """Rows as one Parquet file, with the schema and statistics any Parquet tool reads."""
-    columns = [[getattr(row, field.name) for row in rows] for field in SCHEMA]
-    table = pa.table(columns, schema=SCHEMA)
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(SCHEMA)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue()
@@ -148,7 +173,7 @@ def decode_segment(data: bytes, name: str) -> list[Row]:
         CatalogError: it is not a segment, of another format, or has gaps.
     """
     try:
-        table = pq.read_table(io.BytesIO(data), use_threads=False)
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise CatalogError(f"segment {name} is garbled: {error}", subject=name) from error
     found = (table.schema.metadata or {}).get(_FORMAT_KEY, b"").decode(errors="replace")
@@ -158,7 +183,12 @@ def decode_segment(data: bytes, name: str) -> list[Row]:
             hint="read it with the release that wrote it, or a newer one",
             subject=name,
         )
-    rows = [Row(*values) for values in zip(*(table.column(f.name).to_pylist() for f in SCHEMA), strict=True)]
+    columns = {name: table.column(name) for name in table.column_names}
+    columns["at"] = columns["at"].cast(pa.int64())
+    lists = [column.to_pylist() for column in columns.values()]
+    for i in (2, 3, 4):  # writer, phase and kind are few words many times over
+        lists[i] = list(map(sys.intern, lists[i]))
+    rows = list(map(Row._make, zip(*lists, strict=True)))
     for before, after in itertools.pairwise(rows):
         if after.sequence != before.sequence + 1:
             raise CatalogError(f"segment {name} lacks event {before.sequence + 1}", subject=name)

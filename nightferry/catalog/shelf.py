@@ -6,6 +6,7 @@ years of copies.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from nightferry.catalog.schema import Row
 from nightferry.errors import CatalogError
-from nightferry.model.records import CopyRecord, OwnerRecord, Record
+from nightferry.model.records import OwnerRecord, Record
 
 R = TypeVar("R", bound=Record)
 
@@ -74,9 +75,13 @@ class Shelf(Generic[R]):
         row = self._results.get(subject)
         return None if row is None else self._place(row)
 
-    def results(self) -> Iterator[Placed[R]]:
-        """The newest result of every subject, in the log's order."""
-        return (self._place(row) for row in list(self._results.values()))
+    def results(self, **fields: str | None) -> Iterator[Placed[R]]:
+        """The newest results in the log's order: of all subjects, or those with such fields (None: any)."""
+        for row in list(self._results.values()):
+            if row.may_say(**fields):
+                placed = self._place(row)
+                if all(value in (None, getattr(placed.record, name)) for name, value in fields.items()):
+                    yield placed
 
     def pending(self) -> Iterator[Placed[R]]:
         """Intents that no result of the same subject followed, in the log's order."""
@@ -97,25 +102,35 @@ class Shelf(Generic[R]):
 
 @dataclass(slots=True)
 class CopyIndex:
-    """Which copies each image has or was about to have: image → the subjects of its copies."""
+    """Which copies each image has or was about to have."""
 
-    by_image: dict[str, dict[str, CopyRecord]] = field(default_factory=dict)
-    _unread: dict[str, Row] = field(default_factory=dict)
+    _subjects: dict[str, list[str]] = field(default_factory=dict)
+    _epochs: dict[tuple[str, str], int] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
+    _unread: list[Row] = field(default_factory=list)
 
     def put(self, row: Row) -> None:
-        """Takes the next event of a copy in."""
+        """Takes the next event of a copy in, of either phase."""
         if row.subject not in self._known:
             self._known.add(row.subject)
-            self._unread[row.subject] = row
+            self._unread.append(row)
 
-    def of(self, image: str) -> dict[str, CopyRecord]:
-        """Subjects of the image's copies, intents included → the first thing ever said of each.
+    def subjects(self, image: str) -> list[str]:
+        """The subjects of the image's copies."""
+        self._read()
+        return self._subjects.get(image, [])
 
-        Only what never changes (image, destination, epoch) may be taken from the record.
-        """
-        for subject, row in self._unread.items():
-            record = parse(CopyRecord, row)
-            self.by_image.setdefault(record.image, {})[subject] = record
+    def epoch(self, image: str, destination: str) -> int:
+        """The highest epoch begun of this copy; 0 when none was."""
+        self._read()
+        return self._epochs.get((image, destination), 0)
+
+    def _read(self) -> None:
+        # Image, destination and epoch are what a copy's subject is made of, so the first event tells them for
+        # good.
+        for row in self._unread:
+            copy = json.loads(row.body)
+            key = (copy["image"], copy["destination"])
+            self._subjects.setdefault(copy["image"], []).append(row.subject)
+            self._epochs[key] = max(copy["epoch"], self._epochs.get(key, 0))
         self._unread.clear()
-        return self.by_image.get(image, {})

@@ -394,8 +394,8 @@ def test_two_processes_write_400_events_while_others_compact_and_read(tmp_path: 
             print(log.append("run", f"{sys.argv[2]}-{i}", "result", {"i": i}).sequence)
     """
     compactor = """
+        log = EventLog(folder)
         while not (folder / "stop").exists():
-            log = EventLog(folder)
             if log.loose() >= 25:
                 log.compact()
     """

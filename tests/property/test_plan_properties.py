@@ -1,0 +1,112 @@
+"""What holds for every night, every spread, every restore."""
+
+import itertools
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightferry.plan.balance import longest_first, predict_finish
+from nightferry.plan.batches import BATCH_STORES, SMALL_BYTES, batches
+from nightferry.plan.match import Matcher
+from nightferry.plan.restore_order import order_reads
+from nightferry.plan.window import due_groups, run_name, start_delays, window_of, window_start
+
+zones = st.sampled_from(
+    ["America/Chicago", "Europe/Berlin", "UTC", "Australia/Lord_Howe", "Asia/Kathmandu"]
+).map(ZoneInfo)
+instants = st.datetimes(datetime(2024, 1, 1), datetime(2028, 1, 1), timezones=st.just(UTC))
+starts = st.builds(time, st.integers(0, 23), st.integers(0, 59))
+names = st.text("abcXYZ-019", min_size=1, max_size=6)
+sizes = st.dictionaries(names, st.integers(0, 10**12), max_size=30)
+
+
+@given(instants, starts, zones)
+def test_a_window_holds_the_instant_it_was_found_for(now: datetime, start: time, zone: ZoneInfo) -> None:
+    window = window_of(now, start, zone)
+    begin = window_start(window, start, zone)
+    after = datetime.strptime(window, "%Y%m%d") + timedelta(days=1)
+    assert begin <= now < window_start(f"{after:%Y%m%d}", start, zone)
+    assert window_of(begin, start, zone) == window
+    assert f"{begin.astimezone(zone):%Y%m%d}" == window
+    assert begin.astimezone(zone).time() >= start
+
+
+@given(instants, starts, zones, st.floats(0, 72 * 3600))
+def test_windows_never_go_back(now: datetime, start: time, zone: ZoneInfo, later: float) -> None:
+    assert window_of(now, start, zone) <= window_of(now + timedelta(seconds=later), start, zone)
+
+
+@given(st.dictionaries(names, starts, min_size=1, max_size=6), instants, zones)
+def test_every_group_begins_within_its_night(groups: dict[str, time], now: datetime, zone: ZoneInfo) -> None:
+    delays = start_delays(groups, now, zone)
+    assert list(delays) == list(due_groups(groups))
+    assert set(delays) == set(groups)
+    assert all(0 <= delay <= 25 * 3600 for delay in delays.values())
+    assert list(delays.values()) == sorted(delays.values())
+
+
+@given(st.lists(st.sampled_from(["B", "B-2", "C"]), max_size=8))
+def test_run_names_are_never_used_twice(groups: list[str]) -> None:
+    used: list[str] = []
+    for group in groups:
+        used.append(run_name("20260308", group, used))
+    assert len(set(used)) == len(used)
+
+
+@given(sizes, st.integers(1, 8), st.floats(1, 1e9))
+def test_the_forecast_is_within_twice_what_no_spread_can_beat(
+    work: dict[str, int], lanes: int, rate: float
+) -> None:
+    forecast = predict_finish(work, lanes, rate)
+    assert sorted(name for lane in forecast.lanes for name in lane) == sorted(work)
+    assert [work[name] for name in longest_first(work)] == sorted(work.values(), reverse=True)
+    least = max([sum(work.values()) / lanes, *work.values()], default=0) / rate
+    assert least * (1 - 1e-9) <= forecast.seconds <= 2 * least * (1 + 1e-9)
+
+
+@given(st.dictionaries(names, st.none() | st.integers(0, 2 * SMALL_BYTES), max_size=120))
+def test_every_store_is_in_exactly_one_task(stores: dict[str, int | None]) -> None:
+    tasks = batches(stores)
+    assert sorted(name for task in tasks for name in task) == sorted(stores)
+    for task in tasks:
+        assert 1 <= len(task) <= BATCH_STORES
+        assert len(task) == 1 or all(
+            (stores[name] or SMALL_BYTES) < SMALL_BYTES or stores[name] == 0 for name in task
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    offset: int
+    length: int
+
+
+@given(st.lists(st.builds(Row, st.integers(0, 5000), st.integers(0, 300)), max_size=40), st.integers(0, 500))
+def test_reads_cover_every_row_once_and_go_forward(rows: list[Row], near: int) -> None:
+    reads = order_reads(rows, near_bytes=near)
+    assert sorted(rows, key=repr) == sorted((row for read in reads for row in read.rows), key=repr)
+    for read in reads:
+        for row in read.rows:
+            assert read.offset <= row.offset
+            assert row.offset + row.length <= read.offset + read.length
+    for before, after in itertools.pairwise(reads):
+        assert after.offset > before.offset + before.length + near
+
+
+parts = st.binary(min_size=1, max_size=6).filter(
+    lambda name: not {0x2F, 0} & set(name) and name not in (b".", b"..")
+)
+
+
+@given(st.lists(parts, min_size=1, max_size=4))
+def test_a_path_written_out_means_itself_and_all_below(path: list[bytes]) -> None:
+    name = b"/".join(path)
+    if name.startswith((b"!", b"./")) or name == b".":
+        return
+    matcher = Matcher([name.decode("utf-8", "surrogateescape")])
+    assert matcher.matches(name)
+    assert matcher.matches(name, directory=True)
+    assert matcher.matches(name + b"/below")
