@@ -71,22 +71,23 @@ def restore_store(
     return _restore(site, store, [], to, as_of, image, copy_from, "never")
 
 
-def below_a_root(here: OpenSite, to: str) -> Path:
-    """The target with every link resolved.
+def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:
+    """The target, and the restore root it lies below; from there on no link is followed.
 
     Raises:
         ConfigError: it does not lie below one of the site's restore roots.
     """
-    target = Path(os.path.realpath(to))
-    roots = [Path(os.path.realpath(root)) for root in here.site.site.restore_roots]
-    if not any(target == root or root in target.parents for root in roots):
+    target = Path(os.path.normpath(to))
+    roots = here.site.site.restore_roots
+    root = next((r for r in roots if target == r or r in target.parents), None)
+    if root is None:
         named = ", ".join(str(r) for r in roots) or "none are configured"
         raise ConfigError(
             f"{target} is not below a restore root of the site ({named})",
             hint="choose a folder below one, add a root to the site file, or restore by command line",
             subject="to",
         )
-    return target
+    return target, root
 
 
 def _restore(
@@ -122,10 +123,10 @@ def restore_task(
     """The restore itself; True when nothing was left out."""
     here = opened(site)
     group, name = split_store(store)
-    target = below_a_root(here, to)
+    target, root = below_a_root(here, to)
     found = ops.find_image(here, group, name, as_of=as_of, image=image)
     plan = ops.plan_restore(here, found, patterns, target, copy=copy_from)
-    done = ops.restore(here, plan, overwrite=overwrite, progress=PrefectProgress(), cancel=CANCEL)
+    done = ops.restore(here, plan, below=root, overwrite=overwrite, progress=PrefectProgress(), cancel=CANCEL)
     report = done.report
     lines = [
         f"# {safe_markdown(store)} restored",

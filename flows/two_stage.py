@@ -62,7 +62,9 @@ def two_stage_backup(
     with at_work():
         here = opened(site)
         progress = PrefectProgress()
-        with run_lock(here, back_group, progress=progress, cancel=CANCEL) as lock:
+        # A node whose clock is behind the schedule's would find itself in the night before.
+        moment = max(here.clock.now(), flow_run.get_scheduled_start_time())
+        with run_lock(here, back_group, moment=moment, progress=progress, cancel=CANCEL) as lock:
             if stage == "two":
                 begun = continue_sealed(here, back_group, run)
             else:
@@ -74,6 +76,7 @@ def two_stage_backup(
                     level=level,
                     run=run,
                     new=new,
+                    moment=moment,
                     flow_run=str(flow_run.get_id() or ""),
                 )
                 progress.say(started.how)

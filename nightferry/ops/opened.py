@@ -25,7 +25,7 @@ from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import LocalClusterSettings
-from nightferry.model.records import ImageRecord
+from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogRegister
@@ -52,7 +52,7 @@ class OpenSite:
         self.clock = clock
         self.site.require_delivered()
         self.host = socket.gethostname()
-        self.catalog = Catalog(self.site.catalog_path, node=self.host, clock=clock)
+        self.catalog = self._open_catalog()
         self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
@@ -185,6 +185,21 @@ class OpenSite:
     ) -> None:
         self.close()
 
+    def _open_catalog(self) -> Catalog:
+        """The catalog's folder, made on a site's first use; its parent must be there."""
+        path = self.site.catalog_path
+        if not path.exists() and path.parent.is_dir():
+            return Catalog.create(path, node=self.host, clock=self.clock)
+        return Catalog(path, node=self.host, clock=self.clock)
+
+    def _make_root(self, name: str, url: str) -> None:
+        """Makes a folder destination's root before its first copy. Once it had copies, a missing root is a disk that
+        is not mounted, and must stay missing."""
+        root = Path(url.removeprefix("file://"))
+        known = any(copy.destination == name for copy in self.catalog.all(CopyRecord))
+        if url.startswith("file://") and not known and not root.exists() and root.parent.is_dir():
+            root.mkdir(mode=0o700)
+
     def _open_destination(self, settings: DestinationSettings) -> Destination:
         match settings:
             case TapeSettings():
@@ -211,6 +226,7 @@ class OpenSite:
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
 
+                self._make_root(settings.name, settings.url)
                 return FsspecDestination(
                     settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS
                 )

@@ -215,6 +215,7 @@ def restore(
     opened: OpenSite,
     plan: RestorePlan,
     *,
+    below: Path | None = None,
     overwrite: Overwrite = "never",
     privileged: bool = False,
     map_owner: Mapping[str, str] | None = None,
@@ -223,19 +224,21 @@ def restore(
 ) -> Restored:
     """Follows a plan, place after place until every row is back.
 
+    With ``below`` the target is walked to from there without following a link.
+
     Raises:
         IntegrityError: every place gave wrong bytes; what was wrong was not left looking whole.
         DestinationError: no place could be read.
         Cancelled: between two pieces.
     """
     subject = f"{plan.image.group}/{plan.image.store}"
-    plan.target.mkdir(parents=True, exist_ok=True, mode=0o700)
     damaged: list[str] = []
     last: NightferryError | None = None
-    with TargetTree(plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner) as tree:
+    with TargetTree(
+        plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner, below=below
+    ) as tree:
         done: set[bytes] = set()
         for place in plan.places:
-            progress.begin(subject, "restore", plan.bytes_wanted)
             try:
                 with open_place(opened, plan.image, place) as reader:
                     image = ImageReader(reader, None)
@@ -255,9 +258,7 @@ def restore(
                 if place.copy is not None and isinstance(error, IntegrityError):
                     mark_damaged(opened, place.copy, error)
                 continue
-            progress.end(subject, "restored")
             return Restored(plan, place.source, report, tuple(damaged))
-    progress.end(subject, "failed")
     if last is None:
         raise CopyMissing(f"no readable copy of image {plan.image.image}", subject=plan.image.image)
     raise last
@@ -356,7 +357,7 @@ def restore_in_place(
     previous = in_place_exchange(path, single if is_file else new, plan_for.run)
     if is_file:
         new.rmdir()
-    return replace(done, plan=plan, previous=str(previous) if previous else "")
+    return replace(done, plan=replace(plan, target=path), previous=str(previous) if previous else "")
 
 
 def _set_journals_aside(database: Path, run: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 
 from nightferry.catalog.locks import RunLock
 from nightferry.errors import BusyError, ConfigError
@@ -24,16 +25,29 @@ class Begun:
     finished: bool = False
 
 
-def window_now(opened: OpenSite, back_group: str) -> str:
-    """The window that is running (or ran last) on a BACK group: it begins with its first storage group."""
+def window_now(opened: OpenSite, back_group: str, moment: datetime | None = None) -> str:
+    """The window that is running (or ran last) on a BACK group: it begins with its first storage group.
+
+    Args:
+        opened: The site.
+        back_group: Whose window.
+        moment: Now; a schedule hands in its own time when the node's clock is behind it.
+    """
     groups = opened.site.groups_of(back_group)
     if not groups:
         raise ConfigError(f"no storage group is staged on {back_group}", subject=back_group)
-    return window_of(opened.clock.now(), night_start(g.start for g in groups), opened.site.tz)
+    return window_of(moment or opened.clock.now(), night_start(g.start for g in groups), opened.site.tz)
 
 
 @contextmanager
-def run_lock(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> Iterator[RunLock]:
+def run_lock(
+    opened: OpenSite,
+    back_group: str,
+    *,
+    moment: datetime | None = None,
+    progress: Progress,
+    cancel: Cancel,
+) -> Iterator[RunLock]:
     """Holds the BACK group for this process; the operating system gives it back when the process dies.
 
     Inside itself (a subflow of the night) it gives the lock that is held already.
@@ -47,7 +61,7 @@ def run_lock(opened: OpenSite, back_group: str, *, progress: Progress, cancel: C
     if back_group in opened.held:
         yield opened.held[back_group]
         return
-    window = window_now(opened, back_group)
+    window = window_now(opened, back_group, moment)
     lock = opened.catalog.run_lock(back_group)
     try:
         lock.acquire(run="", window=window)
@@ -92,6 +106,7 @@ def begin_run(
     level: int | None = None,
     run: str | None = None,
     new: bool = False,
+    moment: datetime | None = None,
     flow_run: str = "",
 ) -> Begun:
     """Continues the window's unfinished run of a BACK group, or starts one. Call it under ``run_lock``.
@@ -104,6 +119,7 @@ def begin_run(
         level: Only 0 in this release.
         run: Continue exactly this run.
         new: Start another run although this window's is finished.
+        moment: See ``window_now``.
         flow_run: The Prefect flow run, kept for the report.
 
     Raises:
@@ -119,7 +135,7 @@ def begin_run(
         if found.back_group != back_group:
             raise ConfigError(f"run {run} belongs to {found.back_group}, not to {back_group}", subject=run)
         return Begun(_extend(opened, found, None, flow_run), f"continuing run {run}")
-    window = window_now(opened, back_group)
+    window = window_now(opened, back_group, moment)
     of_window = [r for r in opened.catalog.runs(back_group) if r.window == window]
     if of_window and not new:
         latest = of_window[0]

@@ -1,8 +1,8 @@
 """Which paths of an index a pattern means.
 
-A plain path means itself and, if it is a directory, all below it. A pattern with ``*``, ``?``, ``[`` or
-``\\`` is read as in a gitignore file: without a slash it matches at any depth, with one it begins at the
-store's top. A leading ``!`` takes back what earlier patterns chose; of all patterns that fit a path the last
+Patterns are read as in a gitignore file: without a slash they match at any depth, with one they begin at the
+store's top, and a directory means all below it. A path written out always means itself, whatever characters it
+holds. A leading ``!`` takes back what earlier patterns chose; of all patterns that fit a path the last
 one counts. ``/`` and ``.`` mean the whole store.
 """
 
@@ -63,8 +63,6 @@ def _rule(pattern: str) -> tuple[bool, Callable[[str, bool], bool]]:
     def is_or_is_below(text: str, directory: bool) -> bool:
         return text.startswith(below) or (text == literal and (directory or not only_directory))
 
-    if not any(character in body for character in "*?[\\"):
-        return chosen, is_or_is_below
     try:
         # A line that begins with "#" would be a comment.
         line = f"\\{body}" if body.startswith("#") else body.removeprefix("./")

@@ -13,7 +13,7 @@ from nightferry.plan.match import Matcher
         ("docs/a.txt", b"docs/a.txt", True),
         ("docs/a.txt", b"x/docs/a.txt", False),
         ("docs/a.txt", b"docs/a.txt.old", False),
-        ("a.txt", b"docs/a.txt", False),
+        ("a.txt", b"docs/a.txt", True),
         ("docs", b"docs/deep/a.txt", True),
         ("docs/", b"docs/deep/a.txt", True),
         ("docs/", b"docs", False),
