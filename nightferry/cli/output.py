@@ -1,6 +1,6 @@
 """What the command line shows: results on stdout, progress and errors on stderr, all of it as JSON on demand.
 
-Everything foreign passes `nightferry.model.text` here. rich is imported only when something is drawn with it.
+Everything foreign passes `nightferry.model.text` here. rich and the sinks are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from enum import Enum
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Any
 
-from nightferry.cli.sinks import JsonLinesProgress, LinesProgress, Sink, TerminalProgress
 from nightferry.errors import NightferryError
 from nightferry.model.text import safe, safe_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from nightferry.cli.sinks import Sink
 
 PIPE_WIDTH = 1000
 """Columns of a table that no terminal shows: wide enough that nothing is wrapped."""
@@ -60,6 +61,8 @@ class Output:
     def progress(self) -> Sink:
         """The progress sink: a bar on a terminal, lines elsewhere, JSON lines under --json."""
         if self._sink is None:
+            from nightferry.cli.sinks import JsonLinesProgress, LinesProgress, TerminalProgress
+
             if self.as_json:
                 self._sink = JsonLinesProgress(self._stderr)
             elif self._stderr.isatty():
