@@ -53,7 +53,10 @@ app = App(
     # Markdown help would import a whole Markdown parser before the first line is shown.
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,
 )
+# The meta app, which takes the global options, is made by cyclopts and does not inherit this.
+app.meta.suppress_keyboard_interrupt = False
 _LATER = Group("Not in this release", sort_key=1000)
 for _position, _verb in enumerate(VERBS):
     app.command(

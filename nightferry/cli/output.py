@@ -1,6 +1,6 @@
 """What the command line shows: results on stdout, progress and errors on stderr, all of it as JSON on demand.
 
-Everything foreign passes `nightferry.model.text` here. rich and the sinks are imported only when they are needed.
+Everything foreign passes `nightferry.model.text` here. rich and the sinks are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,14 @@ class Output:
     def say(self, text: str) -> None:
         """A milestone, on stderr."""
         self.progress.say(text)
+
+    def say_now(self, text: str) -> None:
+        """The same from a signal handler: past every buffer and lock that the interrupted code may hold."""
+        line = dump_json({"progress": "say", "subject": "", "text": text}) if self.as_json else safe(text)
+        try:
+            os.write(self._stderr.fileno(), line.encode() + b"\n")
+        except OSError:
+            return  # nobody reads stderr, and the exit code still tells
 
     def error(self, error: NightferryError, exit_code: int | None = None) -> None:
         """An error: message and hint on stderr, and the error document on stdout under --json."""

@@ -1,4 +1,6 @@
-"""What every cluster driver must do. A driver joins by a rig: a fresh cluster of one active and two passive nodes."""
+"""What every cluster driver must do. A driver joins by a rig: an active and two passive nodes."""
+
+import json
 
 import pytest
 
@@ -22,8 +24,6 @@ class LocalRig:
 
     def offline(self, node):
         owners = {group.name: group.owner for group in self.open().view().groups}
-        import json
-
         self.path.write_text(json.dumps({"owners": owners, "offline": [node]}))
 
 
@@ -38,7 +38,10 @@ def rig(request, tmp_path):
 def test_every_group_begins_on_the_active_node(rig):
     view = rig.open().view()
     assert view.quorate
-    assert {(g.name, g.owner, g.state) for g in view.groups} == {(MAIL, ACTIVE, "started"), (BACK, ACTIVE, "started")}
+    assert {(g.name, g.owner, g.state) for g in view.groups} == {
+        (MAIL, ACTIVE, "started"),
+        (BACK, ACTIVE, "started"),
+    }
     assert [(n.name, n.role, n.usable) for n in view.nodes] == [
         (ACTIVE, "active", True),
         (PRIMARY, "passive", True),

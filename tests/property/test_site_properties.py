@@ -25,7 +25,11 @@ from nightferry.model.toml_lines import TomlLines
 
 safe_names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True)
 back_groups = st.one_of(
-    st.builds(lambda code, n: f"{code}-BACK-{n}", st.text(string.ascii_uppercase, min_size=1, max_size=5), st.integers(0, 9999)),
+    st.builds(
+        lambda code, n: f"{code}-BACK-{n}",
+        st.text(string.ascii_uppercase, min_size=1, max_size=5),
+        st.integers(0, 9999),
+    ),
     safe_names.filter(is_back_group),
 )
 windows = st.dates().map(lambda day: f"{day:%Y%m%d}").filter(lambda text: len(text) == 8)
@@ -79,8 +83,10 @@ scalars = st.one_of(
 )
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(string.ascii_lowercase, min_size=1, max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(string.ascii_lowercase, min_size=1, max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -109,7 +115,12 @@ def _has_list_in_table(value, inside=False) -> bool:
     return False
 
 
-@given(st.lists(st.dictionaries(st.text(string.ascii_letters, min_size=1, max_size=6), inline_values, max_size=4), max_size=4))
+@given(
+    st.lists(
+        st.dictionaries(st.text(string.ascii_letters, min_size=1, max_size=6), inline_values, max_size=4),
+        max_size=4,
+    )
+)
 def test_every_key_is_found_on_the_line_it_was_written_on(tables):
     lines, expected = ["# head = [x]"], {}
     for position, table in enumerate(tables):
@@ -125,13 +136,41 @@ def test_every_key_is_found_on_the_line_it_was_written_on(tables):
 
 
 SECTIONS = st.sampled_from(
-    ["schema", "site", "cluster", "nodes", "staging", "back_groups", "groups", "destinations", "retention", "x"]
+    [
+        "schema",
+        "site",
+        "cluster",
+        "nodes",
+        "staging",
+        "back_groups",
+        "groups",
+        "destinations",
+        "retention",
+        "x",
+    ]
 )
 KEYS = st.sampled_from(
-    ["name", "kind", "path", "catalog", "nodes", "stores", "copies", "start", "library", "pool", "url", "role", "targets"]
+    [
+        "name",
+        "kind",
+        "path",
+        "catalog",
+        "nodes",
+        "stores",
+        "copies",
+        "start",
+        "library",
+        "pool",
+        "url",
+        "role",
+        "targets",
+    ]
 )
 raw_values = st.recursive(
-    scalars | st.sampled_from(["files", "tape", "virtual", "local", "fsspec", "s3", "/a", "20:00", "TEX-ACTV-1", "file:///x"]),
+    scalars
+    | st.sampled_from(
+        ["files", "tape", "virtual", "local", "fsspec", "s3", "/a", "20:00", "TEX-ACTV-1", "file:///x"]
+    ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )

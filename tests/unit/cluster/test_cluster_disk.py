@@ -31,14 +31,23 @@ def seal(number=1, **changes):
         "epoch": 1,
         "node": "TEX-ACTV-1",
         "at": AT,
-        "stores": (SealedStore(group="SG1", store="priv1", state="whole", image="i", size_bytes=1, digest="00"),),
+        "stores": (
+            SealedStore(group="SG1", store="priv1", state="whole", image="i", size_bytes=1, digest="00"),
+        ),
         "digest": "ab",
     }
     return SealRecord.model_validate({**fields, **changes})
 
 
 def approval(reason="disk died", **changes):
-    fields = {"run": RUN, "seal_digest": "ab", "stores": ("SG1/priv1",), "reason": reason, "who": "root", "at": AT}
+    fields = {
+        "run": RUN,
+        "seal_digest": "ab",
+        "stores": ("SG1/priv1",),
+        "reason": reason,
+        "who": "root",
+        "at": AT,
+    }
     return ApprovalRecord.model_validate({**fields, **changes})
 
 
@@ -52,7 +61,12 @@ def test_a_disk_that_goes_away_is_not_written_beside(tmp_path):
     mount.mkdir()
     disk = BackDisk(mount)
     mount.rmdir()
-    for use in (disk.owner, lambda: disk.take("n", RUN, 0), lambda: disk.write_seal(seal()), lambda: disk.read_seal(RUN)):
+    for use in (
+        disk.owner,
+        lambda: disk.take("n", RUN, 0),
+        lambda: disk.write_seal(seal()),
+        lambda: disk.read_seal(RUN),
+    ):
         with pytest.raises(ClusterError):
             use()
     assert not mount.exists()
@@ -170,7 +184,10 @@ def test_a_killed_readers_lease_ends_with_it(disk, tmp_path):
         "    sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as reader:
         assert reader.stdout.readline() == "reading\n"
         assert [r.who for r in disk.readers()] == ["killed"]

@@ -92,7 +92,7 @@ def test_a_link_is_judged_by_what_it_points_to(site_file, tmp_path):
 
 
 def test_bytes_that_are_not_utf8_are_told_with_their_line(site_file):
-    site_file.write_bytes(TEXT.encode() + b'# caf\xe9\n')
+    site_file.write_bytes(TEXT.encode() + b"# caf\xe9\n")
     with pytest.raises(ConfigError, match="not UTF-8 at line 10"):
         load_site(site_file)
 

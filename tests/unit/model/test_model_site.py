@@ -1,4 +1,4 @@
-"""The site file: what the contract shows parses, and what is wrong is told with key, line and nearest right key."""
+"""The site file: what the contract shows parses; what is wrong is told with key, line and nearest key."""
 
 from datetime import datetime, time, timedelta
 from zoneinfo import ZoneInfo
@@ -99,7 +99,7 @@ mail_group = "TEX-MAIL-1"
 back_group = "TEX-BACK-1"
 start = "20:05"
 copies = ["cloud"]
-postgres = { dsn = "host=/run/postgresql port=5432 user=backup", databases = "all", channels = 4, log_path = "/srv/wal" }
+postgres = { dsn = "host=/run/postgresql port=5432 user=backup", channels = 4, log_path = "/srv/wal" }
 
 [[groups]]
 name = "NAS"
@@ -193,7 +193,8 @@ def test_kinds_of_later_releases_parse_and_are_named_before_they_are_used():
 
 
 @pytest.mark.parametrize(
-    "cluster", ['kind = "pacemaker"\nallow_without_fencing = false', 'kind = "command"\npreset = "windows-powershell"']
+    "cluster",
+    ['kind = "pacemaker"\nallow_without_fencing = false', 'kind = "command"\npreset = "windows-powershell"'],
 )
 def test_clusters_of_later_releases_parse_and_are_named(cluster):
     site = parse_site(SMALL.replace("[cluster]\n", f"[cluster]\n{cluster}\n"))
@@ -221,6 +222,12 @@ def test_the_derived_back_group_takes_the_name_that_the_groups_give():
     assert site.back_groups[0].name == "disk"
 
 
+def test_the_only_back_group_lies_on_the_staging_path_unless_it_names_its_own():
+    site = parse_site(CONTRACT.replace('path = "/backup1"\n', ""))
+    assert str(site.back_groups[0].path) == "/backup"
+    assert str(parse_site(CONTRACT).back_groups[0].path) == "/backup1"
+
+
 def test_the_cluster_state_lies_beside_the_catalog_unless_it_is_given():
     assert str(parse_site(SMALL).cluster_state_path) == "/srv/nightferry/catalog-cluster.json"
     given = SMALL.replace("[cluster]\n", '[cluster]\nstate_path = "/srv/state.json"\n')
@@ -230,7 +237,11 @@ def test_the_cluster_state_lies_beside_the_catalog_unless_it_is_given():
 def test_targets_are_the_alternates_and_then_the_primary_unless_given():
     given = CONTRACT.replace('targets = ["TEX-PASS-2", "TEX-PASS-1"]\n', "")
     given = given.replace('"TEX-PASS-2"]', '"TEX-PASS-10", "TEX-PASS-2"]')
-    assert [n.name for n in parse_site(given).targets("TEX-BACK-1")] == ["TEX-PASS-2", "TEX-PASS-10", "TEX-PASS-1"]
+    assert [n.name for n in parse_site(given).targets("TEX-BACK-1")] == [
+        "TEX-PASS-2",
+        "TEX-PASS-10",
+        "TEX-PASS-1",
+    ]
     own = CONTRACT.replace('["TEX-PASS-2", "TEX-PASS-1"]', '["TEX-PASS-1"]')
     assert [n.name for n in parse_site(own).targets("TEX-BACK-1")] == ["TEX-PASS-1"]
 
@@ -262,15 +273,31 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ('path = "/srv/mail', 'pathh = "/srv/mail', "groups[SG1].stores[priv1].pathh: unknown key; did you mean 'path'?"),
+        (
+            'path = "/srv/mail',
+            'pathh = "/srv/mail',
+            "groups[SG1].stores[priv1].pathh: unknown key; did you mean 'path'?",
+        ),
         ("slots = 20", "slotz = 20", "destinations[tape].library.slotz: unknown key; did you mean 'slots'?"),
         ("timezone =", "time_zone =", "site.time_zone: unknown key; did you mean 'timezone'?"),
         ("[retention]", "[retentions]", "retentions: unknown key; did you mean 'retention'?"),
         ("changed = 0", "chanegd = 0", "groups[SG1].tolerate.chanegd: unknown key; did you mean 'changed'?"),
-        ('kind = "files"', 'kind = "filez"', "groups[SG1].stores[priv1].kind: no kind 'filez'; did you mean 'files'?"),
+        (
+            'kind = "files"',
+            'kind = "filez"',
+            "groups[SG1].stores[priv1].kind: no kind 'filez'; did you mean 'files'?",
+        ),
         ('start = "20:00"', 'start = "25:00"', "groups[SG1].start: not a time of day"),
-        ('wait_for_media = "8h"', 'wait_for_media = "8x"', "destinations[tape].pool.wait_for_media: not a duration"),
-        ('cartridge_bytes = "2 GiB"', 'cartridge_bytes = "2 gigs"', "destinations[tape].library.cartridge_bytes: not a size"),
+        (
+            'wait_for_media = "8h"',
+            'wait_for_media = "8x"',
+            "destinations[tape].pool.wait_for_media: not a duration",
+        ),
+        (
+            'cartridge_bytes = "2 GiB"',
+            'cartridge_bytes = "2 gigs"',
+            "destinations[tape].library.cartridge_bytes: not a size",
+        ),
         ("drives = 4", "drives = true", "destinations[tape].library.drives:"),
         ("schema = 1", "schema = 2", "schema: must be 1"),
         ("America/Chicago", "Mars/Base", "site.timezone: no time zone"),
@@ -279,19 +306,47 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         ('"06:00 5 MiB/s"', '"20:00 5 MiB/s"', "destinations[cloud].bandwidth: two limits"),
         ('path = "/srv/vtl"', 'path = "vtl"', "destinations[tape].library.path: not an absolute path"),
         ('name = "priv1"', 'name = "a.b"', "groups[SG1].stores[a.b].name: not a name"),
-        ('copies = ["tape", "cloud"]', 'copies = ["tap"]', "groups[SG1].copies: no destination is called 'tap'"),
-        ('copies = ["tape", "cloud"]', 'copies = ["tape", "tape"]', "groups[SG1].copies: a destination is listed twice"),
-        ('copies = ["tape", "cloud"]', 'at_least = 3\ncopies = ["tape", "cloud"]', "groups[SG1].at_least: 3 of 2"),
+        (
+            'copies = ["tape", "cloud"]',
+            'copies = ["tap"]',
+            "groups[SG1].copies: no destination is called 'tap'",
+        ),
+        (
+            'copies = ["tape", "cloud"]',
+            'copies = ["tape", "tape"]',
+            "groups[SG1].copies: a destination is listed twice",
+        ),
+        (
+            'copies = ["tape", "cloud"]',
+            'at_least = 3\ncopies = ["tape", "cloud"]',
+            "groups[SG1].at_least: 3 of 2",
+        ),
         ('back_group = "TEX-BACK-1"', 'back_group = "TEX-BACK-2"', "groups[SG1].back_group: no BACK group"),
         ('mail_group = "TEX-MAIL-1"', 'mail_group = "TEX-BACK-1"', "groups[SG1].mail_group:"),
-        ('targets = ["TEX-PASS-2"', 'targets = ["TEX-ACTV-1"', "back_groups[TEX-BACK-1].targets: no passive node"),
+        (
+            'targets = ["TEX-PASS-2"',
+            'targets = ["TEX-ACTV-1"',
+            "back_groups[TEX-BACK-1].targets: no passive node",
+        ),
         ('name = "cloud"', 'name = "tape"', "destinations[tape].name: the name 'tape' is used twice"),
-        ('catalog = "/srv/nightferry/catalog"', 'catalog = "/backup1/c"', "site.catalog: the catalog lies on the disk"),
+        (
+            'catalog = "/srv/nightferry/catalog"',
+            'catalog = "/backup1/c"',
+            "site.catalog: the catalog lies on the disk",
+        ),
         ('catalog = "/srv/nightferry/catalog"', 'catalog = "srv"', "site.catalog: not an absolute path"),
-        ('path = "/srv/mail/SG1/priv1"', 'path = "/backup1/x"', "groups[SG1].stores[priv1].path: /backup1/x and the disk"),
+        (
+            'path = "/srv/mail/SG1/priv1"',
+            'path = "/backup1/x"',
+            "groups[SG1].stores[priv1].path: /backup1/x and the disk",
+        ),
         ('path = "/srv/mail/SG1/priv1"', 'path = "/"', "groups[SG1].stores[priv1].path: / and the disk"),
         ('["TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"]', '["mail1"]', "cluster.nodes: cannot read a role"),
-        ('["TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"]', '["TEX-PASS-1", "TEX-PASS-2"]', "cluster.nodes: no active node"),
+        (
+            '["TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"]',
+            '["TEX-PASS-1", "TEX-PASS-2"]',
+            "cluster.nodes: no active node",
+        ),
         ("sample:1%", "sample:1", "staging.verify: not a percentage"),
         ("sample:1%", "some", "staging.verify: not a way to verify"),
         ('keep_free = "5 %"', 'keep_free = "much"', "staging.keep_free: not a size"),
@@ -305,7 +360,10 @@ def test_a_wrong_key_is_named_with_its_line(right, wrong, said):
     assert said in error.message
     assert error.message.startswith("site.toml, ")
     if not wrong.startswith(("name = ", "keep_free", "buffer_bytes")):
-        assert f"line {line_of(text, wrong.splitlines()[-1 if 'at_least' not in wrong else 0])}: " in error.message
+        assert (
+            f"line {line_of(text, wrong.splitlines()[-1 if 'at_least' not in wrong else 0])}: "
+            in error.message
+        )
 
 
 def test_a_duplicate_names_the_line_of_the_second():
@@ -326,7 +384,9 @@ def test_broken_toml_is_told_with_its_line():
     assert "at line 3" in error.message
 
 
-@pytest.mark.parametrize("section", ["groups", "site", "staging", "destinations", "nodes", "back_groups", "cluster"])
+@pytest.mark.parametrize(
+    "section", ["groups", "site", "staging", "destinations", "nodes", "back_groups", "cluster"]
+)
 def test_a_section_of_the_wrong_shape_is_refused_by_name(section):
     text = f"{section} = 7\n"
     assert section in refusal(text).message
@@ -390,14 +450,19 @@ def test_bandwidth_follows_the_clock_and_wraps_at_midnight():
 
 def test_a_deadline_is_a_time_of_day_or_a_span():
     start = datetime(2026, 11, 30, 20, tzinfo=ZoneInfo("America/Chicago"))
-    for text, due in (("07:00", start.replace(day=1, month=12, hour=7)), ("11h", start + timedelta(hours=11))):
+    for text, due in (
+        ("07:00", start.replace(day=1, month=12, hour=7)),
+        ("11h", start + timedelta(hours=11)),
+    ):
         site = parse_site(SMALL + f'deadline = "{text}"\n')
         assert site.destination("folder").deadline_after(start) == due
     assert parse_site(SMALL).destination("folder").deadline_after(start) is None
 
 
 def test_a_store_may_tolerate_more_than_its_group():
-    own = parse_site(SMALL.replace('kind = "files"', 'kind = "files"\n  tolerate = { changed = 2 }')).store("SG1/priv1")
+    own = parse_site(SMALL.replace('kind = "files"', 'kind = "files"\n  tolerate = { changed = 2 }')).store(
+        "SG1/priv1"
+    )
     assert own.tolerate.exceeded(vanished=9, changed=2, unreadable=0) == ()
     assert own.tolerate.exceeded(vanished=0, changed=3, unreadable=1) == (
         "3 files changed, 2 tolerated",
