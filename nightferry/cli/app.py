@@ -6,7 +6,6 @@ loads neither pyarrow, Prefect nor pydantic.
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
@@ -68,8 +67,13 @@ app = App(
     help="Two-stage backup: disk to disk, a gate on proof, then tape and object stores.",
     version=__version__,
     result_action="return_value",
+    # Markdown help would import a whole Markdown parser before the first line is shown.
+    help_format="plaintext",
     default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,
 )
+# The meta app, which takes the global options, is made by cyclopts and does not inherit this.
+app.meta.suppress_keyboard_interrupt = False
 _LATER = Group("Not in this release", sort_key=1000)
 for _position, _verb in enumerate(VERBS):
     app.command(
@@ -154,6 +158,8 @@ def _fail(error: NightferryError, session: Session) -> int:
 def _usage(error: CycloptsError) -> str:
     if isinstance(error, UnknownCommandError) and not error.command_chain:
         # cyclopts would import every verb's module to say this.
+        import difflib
+
         verb = safe(error.unused_tokens[0]) if error.unused_tokens else ""
         near = difflib.get_close_matches(verb, [known.name for known in VERBS], n=1)
         return f"no verb is called {verb!r}" + (f"; did you mean {near[0]!r}?" if near else "")

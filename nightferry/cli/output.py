@@ -1,6 +1,6 @@
 """What the command line shows: results on stdout, progress and errors on stderr, all of it as JSON on demand.
 
-Everything foreign passes `nightferry.model.text` here. rich is imported only when something is drawn with it.
+Everything foreign passes `nightferry.model.text` here. rich and the sinks are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,14 @@ from enum import Enum
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Any
 
-from nightferry.cli.sinks import JsonLinesProgress, LinesProgress, Sink, TerminalProgress
 from nightferry.errors import NightferryError
 from nightferry.model.text import safe, safe_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from nightferry.cli.sinks import Sink
 
 PIPE_WIDTH = 1000
 """Columns of a table that no terminal shows: wide enough that nothing is wrapped."""
@@ -60,6 +62,8 @@ class Output:
     def progress(self) -> Sink:
         """The progress sink: a bar on a terminal, lines elsewhere, JSON lines under --json."""
         if self._sink is None:
+            from nightferry.cli.sinks import JsonLinesProgress, LinesProgress, TerminalProgress
+
             if self.as_json:
                 self._sink = JsonLinesProgress(self._stderr)
             elif self._stderr.isatty():
@@ -82,6 +86,14 @@ class Output:
     def say(self, text: str) -> None:
         """A milestone, on stderr."""
         self.progress.say(text)
+
+    def say_now(self, text: str) -> None:
+        """The same from a signal handler: past every buffer and lock that the interrupted code may hold."""
+        line = dump_json({"progress": "say", "subject": "", "text": text}) if self.as_json else safe(text)
+        try:
+            os.write(self._stderr.fileno(), line.encode() + b"\n")
+        except OSError:
+            return  # nobody reads stderr, and the exit code still tells
 
     def error(self, error: NightferryError, exit_code: int | None = None) -> None:
         """An error: message and hint on stderr, and the error document on stdout under --json."""

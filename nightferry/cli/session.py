@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,10 +51,12 @@ class Session:
         again = self.stopped_by is not None
         self.stopped_by = signal.Signals(number)
         if self._cancel is not None:
-            self._cancel.set(f"{self.stopped_by.name} received")
+            # This thread may hold the very lock that setting takes: another thread can wait for it.
+            reason = f"{self.stopped_by.name} received"
+            threading.Thread(target=self._cancel.set, args=(reason,), daemon=True).start()
         if again or self._cancel is None:
             raise KeyboardInterrupt
-        self.out.say("stopping at the next chunk; once more stops at once")
+        self.out.say_now("stopping at the next chunk; once more stops at once")
 
 
 _current: ContextVar[Session] = ContextVar("nightferry_session")

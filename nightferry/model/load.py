@@ -123,6 +123,8 @@ def _complete(raw: dict[str, Any]) -> None:
                 {"name": named.pop() if named else f"{code or 'SITE'}-BACK-1", "path": staging["path"]}
             ]
     back_groups = _tables(raw.get("back_groups"))
+    if len(back_groups) == 1 and isinstance(staging, dict) and "path" in staging:
+        back_groups[0].setdefault("path", staging["path"])
     if len(back_groups) == 1 and "name" in back_groups[0]:
         for group in groups:
             group.setdefault("back_group", back_groups[0]["name"])

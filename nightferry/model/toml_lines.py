@@ -89,7 +89,7 @@ def _keys(text: str, at: int) -> tuple[Path, int]:
     at = _skip(text, at)
     match = _DOTTED.match(text, at)
     if match is None:
-        return (), len(text) if "]" not in text[at:] and "=" not in text[at:] else at
+        raise ValueError(f"no key at character {at}: tomllib would not have accepted this text")
     return tuple(_unquote(key) for key in _ONE_KEY.findall(match[0])), match.end()
 
 

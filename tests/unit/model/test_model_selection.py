@@ -1,0 +1,47 @@
+"""Fixed selections."""
+
+import pytest
+
+from nightferry.errors import ConfigError
+from nightferry.model.selection import current, diff, rule, selected
+from nightferry.model.stores import Group
+
+
+def group(*names):
+    stores = [{"name": name, "kind": "files", "path": f"/srv/{name}"} for name in names]
+    return Group.model_validate(
+        {"name": "SG1", "back_group": "TEX-BACK-1", "start": "20:00", "copies": [], "stores": stores}
+    )
+
+
+def test_the_difference_names_what_came_and_went():
+    now = current(group("a", "c", "b"))
+    assert now == ("a", "c", "b")
+    change = diff(["a", "x", "b"], now)
+    assert (change.added, change.removed) == (("c",), ("x",))
+    assert change
+    assert not diff(["b", "a", "c"], now)
+
+
+def test_the_fixed_list_runs_in_its_own_order():
+    assert [store.name for store in selected(["b", "a"], group("a", "b", "c"))] == ["b", "a"]
+
+
+def test_a_fixed_store_that_the_site_file_lost_is_an_error_with_a_way_out():
+    with pytest.raises(ConfigError, match="x") as refused:
+        selected(["a", "x"], group("a"))
+    assert "selection fix SG1" in refused.value.hint
+
+
+def test_only_a_group_of_all_databases_fixes_the_rule():
+    assert rule(group("a")) == "list"
+    everything = Group.model_validate(
+        {
+            "name": "PG1",
+            "back_group": "TEX-BACK-1",
+            "start": "20:00",
+            "copies": [],
+            "postgres": {"dsn": "host=/run/postgresql", "databases": "all"},
+        }
+    )
+    assert rule(everything) == "all"
