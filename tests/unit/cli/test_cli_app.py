@@ -268,5 +268,6 @@ def test_the_table_of_verbs_is_the_contracts(capsys):
     assert len({verb.name for verb in VERBS}) == len(VERBS)
     main(["--help"])
     shown = capsys.readouterr().out
-    positions = [shown.index(f" {verb.name} ") for verb in app_module.VERBS]
+    shown = shown[shown.index("Commands") :]
+    positions = [shown.index(f"│ {verb.name} ") for verb in app_module.VERBS]
     assert positions == sorted(positions)

@@ -496,7 +496,7 @@ def test_without_root_owners_are_losses_and_everything_else_comes_back(tmp_path:
     target = tmp_path / "t"
     target.mkdir()
     os.chown(target, NOBODY, NOBODY)
-    for directory in (tmp_path, *tmp_path.parents[:2]):
+    for directory in (tmp_path, *(p for p in tmp_path.parents if len(p.parts) > 2)):
         directory.chmod(0o755)
     program = f"""
 import json, os
