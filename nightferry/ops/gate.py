@@ -16,7 +16,7 @@ from nightferry.errors import ConfigError, GateClosed
 from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, SealedStore, SealRecord
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.run import due_stores, set_state
-from nightferry.ops.stage import is_there, require_owner
+from nightferry.ops.stage import is_safe, require_owner
 
 GateState = Literal["open", "held", "closed"]
 
@@ -70,7 +70,7 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
     for group, store in due_stores(run):
         image = next(iter(opened.catalog.images(group, store, run=run.run)), None)
         failure = failures.get((group, store))
-        if image is not None and is_there(opened, image):
+        if image is not None and is_safe(opened, image):
             lines.append(_line(image))
         else:
             reason = failure.error if failure else "not staged yet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from nightferry.cluster.disk import OwnerToken
-from nightferry.errors import ClusterError, MoveFailed
+from nightferry.errors import BusyError, ClusterError, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
 from nightferry.ops.opened import OpenSite, operator
@@ -15,13 +15,25 @@ log = logging.getLogger(__name__)
 
 
 def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: Cancel) -> str:
-    """Brings the disk to the run's active node. Refused while a reader still holds it.
+    """Brings the disk to the run's active node. Waits, and says for whom, while a reader still holds it.
 
     Raises:
-        BusyError: stage two, a restore or a verify reads from the disk.
+        BusyError: a reader holds it and ``on_overrun = "skip"``.
         MoveFailed: the disk did not arrive.
+        Cancelled: while it waited.
     """
-    return _move(opened, run.back_group, run.node, run.run, progress=progress, cancel=cancel)
+    said = ""
+    while True:
+        try:
+            return _move(opened, run.back_group, run.node, run.run, progress=progress, cancel=cancel)
+        except BusyError as error:
+            if opened.site.back_group(run.back_group).on_overrun == "skip":
+                raise
+            if error.message != said:
+                progress.say(f"waiting: {error.message}")
+                said = error.message
+        cancel.check()
+        opened.clock.sleep(1.0)
 
 
 def to_passive(

@@ -25,9 +25,11 @@ from nightferry.image.format import ImageHeader
 from nightferry.image.reader import ImageReader
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.model.names import image_name
-from nightferry.model.records import FailureRecord, FreedRecord, ImageRecord, ImageState, Outcomes, RunRecord
+from nightferry.model.records import FailureRecord, ImageRecord, ImageState, Outcomes, RunRecord
 from nightferry.model.stores import StoreRef, Tolerate
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.room import free_room, free_staging, remove_staged, side_path
+from nightferry.ops.run_log import log_image
 from nightferry.ops.sources import open_source
 from nightferry.progress import Cancel, Progress
 from nightferry.source.base import Estimate
@@ -68,11 +70,11 @@ def stage_store(
     image = image_name(run.run, group, store, run.level)
     require_owner(opened, run)
     known = opened.catalog.latest(ImageRecord, image)
-    if known is not None and is_there(opened, known):
+    if known is not None and is_safe(opened, known):
         progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
         return known
     folder = Path(opened.site.back_group(run.back_group).path) / group / store
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
     target = folder / f"{image}.tar"
     if target.exists():
         adopted = _adopt(opened, target, progress)
@@ -101,6 +103,16 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
     return token
 
 
+def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether a recorded image need not be made again: it lies on staging, or a sound copy of it exists.
+
+    An image that has a copy keeps its name for good: made again it would be another one, and its copies wrong.
+    """
+    return is_there(opened, image) or any(
+        copy.state in ("whole", "verified") for copy in opened.catalog.copies(image.image)
+    )
+
+
 def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
     if opened.catalog.freed(image.image):
@@ -109,11 +121,6 @@ def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     with suppress(FileNotFoundError):
         return path.stat().st_size == image.size_bytes and side_path(path, "chunks").exists()
     return False
-
-
-def side_path(tar: Path, side: str) -> Path:
-    """``x.tar`` → ``x.chunks`` or ``x.meta.json``."""
-    return tar.with_name(tar.name.removesuffix(".tar") + f".{side}")
 
 
 def _write(
@@ -145,7 +152,7 @@ def _write(
                     store=store.name,
                     level=run.level,
                     source_kind=store.kind,
-                    source=source.description,
+                    source=source.description | _described(definition),
                     node=run.node,
                     started=started,
                     nightferry=__version__,
@@ -204,6 +211,12 @@ def expected_bytes(estimate: Estimate) -> int:
     return estimate.bytes + estimate.files * MEMBER_OVERHEAD_BYTES + IMAGE_OVERHEAD_BYTES
 
 
+def _described(definition: StoreRef) -> dict[str, str]:
+    """The operator's own words for the store, else for its storage group."""
+    words = definition.store.description or definition.group.description
+    return {"description": words} if words else {}
+
+
 def _reserve(
     opened: OpenSite,
     run: RunRecord,
@@ -215,24 +228,26 @@ def _reserve(
 ) -> DirectWriter:
     """Looks at the free room and takes it in one step, so that two stores never count on the same room."""
     with opened.room_lock(run.back_group):
-        room = _free_room(opened, run.back_group)
+        room = free_room(opened, run.back_group)
+        if size_bytes > room:
+            freed = free_staging(opened, run.back_group, needed_bytes=size_bytes - room)
+            log.info("freed %d images to make room for %s", len(freed), subject)
+            room = free_room(opened, run.back_group)
         if size_bytes > room:
             raise StagingFull(
-                f"{subject} needs {format_size(size_bytes)} on {partial.parent.parent.parent}, "
+                f"{subject} needs {format_size(size_bytes)} on {opened.site.back_group(run.back_group).path}, "
                 f"{format_size(max(room, 0))} may be used",
                 subject=subject,
                 operation="stage",
             )
         return DirectWriter(
-            partial, settings=opened.ring_settings(), expected_bytes=size_bytes, meter=meter, cancel=cancel
+            partial,
+            settings=opened.ring_settings(),
+            expected_bytes=size_bytes,
+            meter=meter,
+            cancel=cancel,
+            mode=0o600 if opened.site.staging.restricted else 0o640,
         )
-
-
-def _free_room(opened: OpenSite, back_group: str) -> int:
-    """Bytes that may be written to the BACK disk without touching ``keep_free``."""
-    stat = os.statvfs(opened.site.back_group(back_group).path)
-    keep = opened.site.staging.keep_free_bytes(stat.f_blocks * stat.f_frsize)
-    return stat.f_bavail * stat.f_frsize - keep
 
 
 def judge(outcomes: Outcomes, tolerate: Tolerate) -> ImageState:
@@ -304,6 +319,7 @@ def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | 
 
 def _record(opened: OpenSite, record: ImageRecord, index: bytes, chunks: bytes) -> None:
     opened.catalog.keep_index(record.image, index, chunks)
+    log_image(opened, record, index)
     opened.catalog.append(record)
     log.info("staged %s: %s, %s", record.image, format_size(record.size_bytes), record.state)
 
@@ -325,19 +341,6 @@ def record_failure(
     )
     opened.catalog.append(failure)
     return failure
-
-
-def remove_staged(target: Path) -> None:
-    """Removes an image and its side files from staging; the tar goes first, so that no tar is ever without them."""
-    target.unlink(missing_ok=True)
-    for side in ("chunks", "meta.json"):
-        side_path(target, side).unlink(missing_ok=True)
-
-
-def free_image(opened: OpenSite, image: ImageRecord, reason: str) -> None:
-    """Gives an image's room back; the record of it is written first, so that a crash only leaves bytes too many."""
-    opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=opened.clock.now()))
-    remove_staged(opened.staged_path(image))
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -23,8 +23,8 @@ from nightferry.errors import (
 )
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.stage import free_image, read_index, side_path
-from nightferry.plan.staging import freeable
+from nightferry.ops.room import side_path
+from nightferry.ops.stage import read_index
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
@@ -328,25 +328,6 @@ def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> 
     opened.catalog.append(damaged)
     log.warning("copy of %s at %s is damaged: %s", copy.image, copy.destination, error)
     return damaged
-
-
-def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) -> list[ImageRecord]:
-    """Frees what staging may give back; see ``plan.staging.freeable`` for the rule."""
-    opened.catalog.refresh()
-    groups = {g.name: g for g in opened.site.groups_of(back_group)}
-    staged = [
-        image
-        for image in opened.catalog.images()
-        if image.group in groups
-        and not opened.catalog.freed(image.image)
-        and opened.staged_path(image).exists()
-    ]
-    copies = {image.image: opened.catalog.copies(image.image) for image in staged}
-    policies = {name: opened.policy(group) for name, group in groups.items()}
-    freed = freeable(staged, copies, policies, needed_bytes=needed_bytes)
-    for image in freed:
-        free_image(opened, image, "its policy's copies are verified")
-    return freed
 
 
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
