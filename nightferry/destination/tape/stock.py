@@ -31,7 +31,7 @@ _SAY_EVERY_S = 300.0
 class Need:
     """What a lane asks a cartridge for: so many bytes; whom to tell, what stops it, how long it waits.
 
-    It is used up by one cartridge: ``began`` and ``said`` are when the wait began and was last spoken of,
+    ``besides`` is the cartridge at hand, when the next one is asked for. A need is used up by one cartridge: ``began`` and ``said`` are when the wait began and was last spoken of,
     ``taken`` the cartridges that others had.
     """
 
@@ -39,6 +39,7 @@ class Need:
     progress: Progress
     cancel: Cancel
     wait_s: float
+    besides: str = ""
     began: float | None = None
     said: float | None = None
     taken: set[str] = field(default_factory=set)
@@ -132,7 +133,7 @@ class Stock:
             need.began = self._clock.monotonic()
         missing = max(1, -(-need.bytes_left // self._cartridge_bytes))
         while True:
-            barcode = self._claim_best(bay, need.taken)
+            barcode = self._claim_best(bay, need.taken | {need.besides})
             if barcode is not None:
                 return barcode
             need.taken.clear()

@@ -127,6 +127,7 @@ class VirtualDrive:
         self._in, self._in_file = -1, -1
         self._unsynced: list[tuple[int, str]] = []
         self._marks_bytes = 0
+        self._strays = False
 
     @property
     def number(self) -> int:
@@ -161,6 +162,7 @@ class VirtualDrive:
             except ValueError as error:
                 raise MediumDamaged(f"{marks} cannot be read: {error}", subject=barcode) from error
             self._marks_bytes = len(text)
+            self._strays = True
             tail = self._path(len(self._files), folder)
             self._tail = uniform(tail.stat().st_size if tail.exists() else 0)
         self._used = sum(runs.bytes for runs in self._files) + self._tail.bytes
@@ -286,6 +288,11 @@ class VirtualDrive:
 
     def _open_for_writing(self) -> None:
         """The file at the position, which is the end of data; what a cut-off write left in it is kept."""
+        if self._strays:
+            # Tape files that were never committed must not come back when those before them are.
+            for number in range(len(self._files) + 1, len(self._files) + _UNSYNCED_FILES + 2):
+                self._path(number).unlink(missing_ok=True)
+            self._strays = False
         if self._out < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._out = os.open(self._path(self._file), flags | (0 if self._record else os.O_TRUNC), 0o600)

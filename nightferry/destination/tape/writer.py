@@ -53,9 +53,9 @@ class ImageWriter:
     def _total(self) -> int:
         return -(-self.outgoing.size_bytes // RECORD_BYTES)
 
-    def _need(self) -> Need:
+    def _need(self, besides: str = "") -> Need:
         left = max(self.outgoing.size_bytes - self._written * RECORD_BYTES, 1)
-        return Need(left, self.progress, self.cancel, self.wait_s)
+        return Need(left, self.progress, self.cancel, self.wait_s, besides)
 
     def write(self) -> Location:
         """Writes the image; on return it is whole on the medium and the catalog knows its cartridges.
@@ -142,7 +142,7 @@ class ImageWriter:
                     subject=self.outgoing.image,
                     hint="use larger cartridges, or split the store",
                 )
-        following = self.stock.claim(self.bay, self._need())
+        following = self.stock.claim(self.bay, self._need(cartridge.barcode))
         this = part(self.bay.drive.position().file)
         short = self._trailer(cartridge, this, None, following)
         self._write_trailer(cartridge, short, True)
