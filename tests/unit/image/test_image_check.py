@@ -72,7 +72,7 @@ def test_every_flipped_byte_is_found_without_the_chunk_table(made: tuple[Path, I
         bad[offset] ^= 0x55
         path.write_bytes(bad)
         with pytest.raises(IntegrityError):
-            print("flipped byte", offset, check_image(open_image(path)))
+            check_image(open_image(path))
 
 
 def rebuilt(path: Path, summary: ImageSummary, change: Callable[[IndexRow], IndexRow | None]) -> ImageReader:

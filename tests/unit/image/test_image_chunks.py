@@ -35,6 +35,11 @@ class Bytes:
             yield memoryview(self.read(at, min(self.piece, offset + length - at)))
 
 
+def collect(got: bytearray, pieces: Iterator[memoryview]) -> None:
+    for piece in pieces:
+        got += piece
+
+
 def table(data: bytes) -> bytes:
     made = ChunkTable()
     made.update(data)
@@ -82,10 +87,9 @@ def test_a_damaged_chunk_is_told_apart_from_its_whole_neighbours(data: bytes) ->
     assert checked.read(2 * CHUNK_BYTES, CHUNK_BYTES) == data[2 * CHUNK_BYTES : 3 * CHUNK_BYTES]
     with pytest.raises(IntegrityError, match="chunk 3"):
         checked.read(3 * CHUNK_BYTES, 1)
-    got = b""
+    got = bytearray()
     with pytest.raises(IntegrityError, match="chunk 3"):
-        for piece in checked.stream(CHUNK_BYTES, 5 * CHUNK_BYTES):
-            got += piece
+        collect(got, checked.stream(CHUNK_BYTES, 5 * CHUNK_BYTES))
     assert got == data[CHUNK_BYTES : 3 * CHUNK_BYTES]
     assert checked.read(4 * CHUNK_BYTES, 10) == data[4 * CHUNK_BYTES : 4 * CHUNK_BYTES + 10]
 

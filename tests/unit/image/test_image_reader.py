@@ -87,7 +87,7 @@ def test_a_file_without_attributes_costs_no_read(made: tuple[Path, Path, ImageSu
 def test_the_index_beside_the_image_saves_the_tail(
     made: tuple[Path, Path, ImageSummary], tmp_path: Path
 ) -> None:
-    store, image, summary = made
+    _, image, summary = made
     (tmp_path / "head").write_bytes(image.read_bytes()[: summary.index_offset - 4096])
     reader = ImageReader(FileReader(tmp_path / "head"), index=summary.index)
     assert content(reader, b"dir/small") == b"small"

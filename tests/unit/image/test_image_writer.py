@@ -28,7 +28,7 @@ def add(image: ImageWriter, path: Path, name: bytes = b"", **options: object) ->
 
 
 def meddling(when: Callable[[int], None]) -> type[DirectWriter]:
-    """A sink that does something to the source before each read of a large file: ``when(number of the read)``."""
+    """A sink that calls ``when(number of the read)`` before each read of a large file."""
 
     class Meddling(DirectWriter):
         reads = 0
