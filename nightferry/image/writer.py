@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from blake3 import blake3
 
@@ -177,7 +177,7 @@ class ImageWriter:
         first, to_come = self._linked.pop(key)
         if to_come > 1:
             self._linked[key] = (first, to_come - 1)
-        member = replace(self._member(path, status, NO_ATTRIBUTES), type="hardlink", link_target=first.path)
+        member = self._member(path, status, NO_ATTRIBUTES, type="hardlink", link_target=first.path)
         start = self._sink.position
         self._sink.write(encode_header(member, start))
         return self._keep(
@@ -204,27 +204,26 @@ class ImageWriter:
         kind = entry_type(status.st_mode)
         if kind == "file":
             raise ValueError("regular files go through add_file")
-        row = self._row(path, kind, status)
         if kind == "socket":
-            return self._keep(replace(row, note="a socket holds no content"))
-        member = replace(self._member(path, status, attributes), type=kind, link_target=link_target)
-        if kind in ("char", "block"):
-            member = replace(member, rdev=(os.major(status.st_rdev), os.minor(status.st_rdev)))
+            return self._keep(self._row(path, kind, status, note="a socket holds no content"))
+        device = (os.major(status.st_rdev), os.minor(status.st_rdev)) if kind in ("char", "block") else (0, 0)
+        member = self._member(path, status, attributes, type=kind, link_target=link_target, rdev=device)
         start = self._sink.position
         try:
             header = encode_header(member, start)
         except HeaderTooLarge as error:
             return self.add_absent(path, "unreadable", _reason(error), status)
         self._sink.write(header)
-        return self._keep(
-            replace(
-                row,
-                link_target=link_target if kind == "symlink" else None,
-                attributes_digest=attributes.digest(),
-                offset=start,
-                length=self._sink.position - start,
-            )
+        row = self._row(
+            path,
+            kind,
+            status,
+            link_target=link_target or None,
+            attributes_digest=attributes.digest(),
+            offset=start,
+            length=self._sink.position - start,
         )
+        return self._keep(row)
 
     def add_stream(
         self,
@@ -287,9 +286,11 @@ class ImageWriter:
         self, path: bytes, outcome: Outcome, note: str, status: os.stat_result | None = None
     ) -> IndexRow:
         """Adds a row for what could not be read: ``vanished`` or ``unreadable``, without a member."""
-        kind: EntryType = entry_type(status.st_mode) if status is not None else "file"
-        row = self._row(path, kind, status) if status is not None else IndexRow(path, kind)
-        return self._keep(replace(row, outcome=outcome, note=note))
+        if status is None:
+            return self._keep(IndexRow(path, "file", outcome=outcome, note=note))
+        kind = entry_type(status.st_mode)
+        size = status.st_size if kind == "file" else 0
+        return self._keep(self._row(path, kind, status, size=size, outcome=outcome, note=note))
 
     def finish(self) -> ImageSummary:
         """Writes index and end, finishes the sink. The image is durable on return.
@@ -336,7 +337,7 @@ class ImageWriter:
         if attributes is None:
             attributes = read_attributes(fd)
         segments = _sparse_segments(fd, before)
-        member = replace(self._member(path, described, attributes), size=before.st_size, segments=segments)
+        member = self._member(path, described, attributes, size=before.st_size, segments=segments)
         start = self._sink.position
         header = encode_header(member, start)
         payload = member.payload_bytes
@@ -351,8 +352,10 @@ class ImageWriter:
             had, digest = self._copy(fd, segments or ((0, payload),), tick)
             self._sink.write(bytes(padding(payload)))
         after = os.fstat(fd)
-        row = replace(
-            self._row(path, "file", described),
+        row = self._row(
+            path,
+            "file",
+            described,
             size=before.st_size,
             attributes_digest=attributes.digest(),
             sparse=segments,
@@ -395,7 +398,7 @@ class ImageWriter:
         self._sink.write(bytes(padding(len(data))))
         return offset
 
-    def _member(self, path: bytes, status: os.stat_result, attributes: Attributes) -> Member:
+    def _member(self, path: bytes, status: os.stat_result, attributes: Attributes, **fields: Any) -> Member:
         return Member(
             path=path,
             mode=stat.S_IMODE(status.st_mode),
@@ -405,13 +408,13 @@ class ImageWriter:
             gname=self._owners.group(status.st_gid),
             mtime_ns=status.st_mtime_ns,
             attributes=attributes,
+            **fields,
         )
 
-    def _row(self, path: bytes, kind: EntryType, status: os.stat_result) -> IndexRow:
+    def _row(self, path: bytes, kind: EntryType, status: os.stat_result, **fields: Any) -> IndexRow:
         return IndexRow(
             path=path,
             type=kind,
-            size=status.st_size if kind == "file" else 0,
             mode=stat.S_IMODE(status.st_mode),
             uid=status.st_uid,
             gid=status.st_gid,
@@ -422,6 +425,7 @@ class ImageWriter:
             dev=status.st_dev,
             inode=status.st_ino,
             nlink=status.st_nlink,
+            **fields,
         )
 
     def _keep(self, row: IndexRow) -> IndexRow:
