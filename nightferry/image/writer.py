@@ -14,13 +14,13 @@ from blake3 import blake3
 
 from nightferry.errors import SourceError
 from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
+from nightferry.image.content import read_at, sparse_segments, unchanged
 from nightferry.image.format import HEADER_PATH, INDEX_COMMENT, INDEX_PATH, ImageEnd, ImageHeader
 from nightferry.image.index import EntryType, IndexRow, Outcome
 from nightferry.image.index_builder import IndexBuilder
 from nightferry.image.owners import OwnerNames
 from nightferry.image.tar import (
     ALIGN_FROM,
-    MAX_SEGMENTS,
     STREAM_SIZE_AT,
     HeaderTooLarge,
     Member,
@@ -32,7 +32,6 @@ from nightferry.image.tar import (
 from nightferry.model.records import Outcomes
 from nightferry.transfer.base import ByteSink
 from nightferry.transfer.digest import image_digest
-from nightferry.transfer.files import data_extents
 
 _SLICE: Final = 128 << 20
 """Bytes of a large file between two looks at ``tick``."""
@@ -336,13 +335,13 @@ class ImageWriter:
         described = described_by or before
         if attributes is None:
             attributes = read_attributes(fd)
-        segments = _sparse_segments(fd, before)
+        segments = sparse_segments(fd, before)
         member = self._member(path, described, attributes, size=before.st_size, segments=segments)
         start = self._sink.position
         header = encode_header(member, start)
         payload = member.payload_bytes
         if segments is None and payload < ALIGN_FROM:
-            data = _read_at(fd, 0, payload)
+            data = read_at(fd, 0, payload)
             had = len(data)
             data += bytes(payload - had)
             digest = blake3(data).digest()
@@ -365,7 +364,7 @@ class ImageWriter:
             payload_length=payload,
             blake3=digest,
         )
-        return row, had == payload and _same(before, after)
+        return row, had == payload and unchanged(before, after)
 
     def _copy(self, fd: int, segments: Segments, tick: Tick | None) -> tuple[int, bytes]:
         """Copies segments; returns (bytes the file really had, BLAKE3 of what was written)."""
@@ -375,7 +374,7 @@ class ImageWriter:
             while length:
                 piece = min(length, _SLICE)
                 if piece < ALIGN_FROM:
-                    data = _read_at(fd, offset, piece)
+                    data = read_at(fd, offset, piece)
                     had += len(data)
                     data += bytes(piece - len(data))
                     hasher.update(data)
@@ -435,35 +434,6 @@ class ImageWriter:
         if row.type != "directory" or row.outcome != "whole":
             self._outcomes[row.outcome] += 1
         return row
-
-
-def _sparse_segments(fd: int, status: os.stat_result) -> Segments | None:
-    """Where a file's data lies; None when it has no holes worth telling."""
-    if status.st_blocks * 512 >= status.st_size:
-        return None
-    extents = data_extents(fd, status.st_size)
-    if extents == [(0, status.st_size)]:
-        return None
-    if len(extents) > MAX_SEGMENTS:
-        start = extents[MAX_SEGMENTS - 1][0]
-        extents[MAX_SEGMENTS - 1 :] = [(start, status.st_size - start)]
-    return tuple(extents)
-
-
-def _read_at(fd: int, offset: int, length: int) -> bytes:
-    """Up to ``length`` bytes; fewer only where the file ends."""
-    data = os.pread(fd, length, offset)
-    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-        data += more
-    return data
-
-
-def _same(before: os.stat_result, after: os.stat_result) -> bool:
-    return (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
-        after.st_size,
-        after.st_mtime_ns,
-        after.st_ctime_ns,
-    )
 
 
 def _reason(error: Exception) -> str:

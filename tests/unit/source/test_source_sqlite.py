@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.errors import Cancelled, ConfigError, StoreUnreadable
+from nightferry.errors import Cancelled, ConfigError, StagingFull, StoreUnreadable
 from nightferry.image.check import check_image
 from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageSummary
@@ -97,6 +97,18 @@ def test_a_database_under_a_steady_writer_is_copied_consistently(
         assert a == back.execute("select number from b order by number").fetchall()
         assert len(a) >= 300
     assert os.listdir(scratch) == []
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_an_idle_database_and_its_folder_stay_as_they_were(
+    tmp_path: Path, scratch: Path, journal: str
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    base = create(store / "mail.db", journal=journal)
+    before = base.read_bytes(), base.stat().st_mtime_ns, os.listdir(store)
+    image_of(SqliteSource(base, scratch), tmp_path)
+    assert (base.read_bytes(), base.stat().st_mtime_ns, os.listdir(store)) == before
 
 
 def test_the_member_has_the_databases_own_mode_owner_time_and_attributes(
@@ -264,3 +276,27 @@ def test_the_estimate_counts_the_log(tmp_path: Path, scratch: Path) -> None:
         expected = base.stat().st_size + Path(f"{base}-wal").stat().st_size
         estimate = SqliteSource(base, scratch).estimate()
     assert (estimate.bytes, estimate.files) == (expected, 1)
+
+
+def test_a_full_scratch_disk_is_staging_full_and_no_fault_of_the_store(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = create(tmp_path / "mail.db")
+    original = sqlite3.connect
+
+    def connect(name, *arguments, **options):  # type: ignore[no-untyped-def]
+        made = original(name, *arguments, **options)
+        if isinstance(name, Path):
+            made.execute("pragma max_page_count = 10")
+        return made
+
+    monkeypatch.setattr(sqlite.sqlite3, "connect", connect)
+    with pytest.raises(StagingFull, match="no room"):
+        image_of(SqliteSource(base, scratch), tmp_path)
+    assert os.listdir(scratch) == []
+
+
+def test_a_missing_scratch_folder_is_a_configuration_error(tmp_path: Path) -> None:
+    base = create(tmp_path / "mail.db")
+    with pytest.raises(ConfigError, match="cannot make a folder"):
+        image_of(SqliteSource(base, tmp_path / "nowhere"), tmp_path)
