@@ -88,7 +88,7 @@ class ImageEnd:
             self.index_bytes,
             self.index_digest.encode(),
         )
-        header = ustar_header(Member(END_PATH), BLOCK)
+        header = ustar_header(Member(END_PATH, mode=0o444), BLOCK)
         return header + text.ljust(BLOCK, b"\n") + bytes(2 * BLOCK)
 
     @classmethod
