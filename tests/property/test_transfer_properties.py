@@ -1,4 +1,4 @@
-"""Whatever is written, patched, rewound and copied: file, position and chunk table agree with a plain bytearray."""
+"""Whatever is written, copied, patched and rewound, the file and its chunk table are those of a bytearray."""
 
 from __future__ import annotations
 

@@ -100,10 +100,10 @@ def test_failing_disk_is_named_with_the_byte(
 ) -> None:
     with FileReader(path, buffer_bytes=SIZE, unbuffered=False) as reader:
         monkeypatch.setattr(os, "preadv", failing(os.preadv, 0, code))
-        with pytest.raises(error, match="cannot read .*/image at byte 7"):
+        with pytest.raises(error, match=r"cannot read .*/image at byte 7"):
             reader.read(7, 10)
         monkeypatch.setattr(os, "preadv", failing(lambda *args: 0, 0, code))
-        with pytest.raises(error, match="cannot read .*/image at byte 0"):
+        with pytest.raises(error, match=r"cannot read .*/image at byte 0"):
             collect(reader.stream(0, SIZE))
 
 
