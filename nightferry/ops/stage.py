@@ -1,8 +1,9 @@
 """Stage one of one store: source → image on staging → read back → record.
 
-The order of the commits makes every crash harmless. ``<image>.tar.partial`` grows; when it is whole and on the disk,
-its side files are written, then it is renamed, then a sample is read back, and only then the catalog gets its record.
-A rerun returns a recorded image, adopts a renamed one after checking every byte, and removes a partial.
+The order of the commits makes every crash harmless. ``<image>.tar.partial`` grows; when it is whole and on
+the disk, its side files are written, then it is renamed, then a sample is read back, and only then the
+catalog gets its record. A rerun returns a recorded image, adopts a renamed one after checking every byte, and
+removes a partial.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from nightferry.units import format_size
 log = logging.getLogger(__name__)
 
 MEMBER_OVERHEAD_BYTES = 4096
-"""Room for one member's headers, its padding and its index row: two blocks of headers for most, and a page for a
-large member's alignment."""
+"""Room for one member's headers, its padding and its index row: two blocks of headers for most, and a page
+for a large member's alignment."""
 
 IMAGE_OVERHEAD_BYTES = 1 << 20
 """Room for the first and last members and the index's own header."""
@@ -283,7 +284,7 @@ def read_index(path: Path, chunks: bytes) -> bytes:
 
 
 def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:
-    """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it fails."""
+    """Takes over an image that was renamed but not recorded if every byte of it checks; else removes it."""
     try:
         record = ImageRecord.model_validate_json(side_path(target, "meta.json").read_bytes())
         chunks = side_path(target, "chunks").read_bytes()
@@ -328,14 +329,14 @@ def record_failure(
 
 
 def remove_staged(target: Path) -> None:
-    """Removes an image and its side files from staging; the tar goes first, so that no tar is ever without them."""
+    """Removes an image and its side files from staging; the tar goes first, never to be without them."""
     target.unlink(missing_ok=True)
     for side in ("chunks", "meta.json"):
         side_path(target, side).unlink(missing_ok=True)
 
 
 def free_image(opened: OpenSite, image: ImageRecord, reason: str) -> None:
-    """Gives an image's room back; the record of it is written first, so that a crash only leaves bytes too many."""
+    """Gives an image's room back; the record comes first, so that a crash only leaves bytes too many."""
     opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=opened.clock.now()))
     remove_staged(opened.staged_path(image))
 
