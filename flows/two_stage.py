@@ -44,7 +44,8 @@ def two_stage_backup(
 ) -> State[Any]:
     """Carries one BACK group's window from the active node to every destination.
 
-    Running it again continues where the last try stopped: every step first looks in our own records and at the bytes.
+    Running it again continues where the last try stopped: every step first looks in our own records and at
+    the bytes.
 
     Args:
         site: The site.

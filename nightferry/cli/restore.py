@@ -272,8 +272,8 @@ def _show(session: Session, store: str, done: Restored) -> int:
 
     report = done.report
     lines: list[Any] = [
-        f"{store} from {done.copy}: {report.files} files, {report.directories} directories, {report.links} links, "
-        f"{format_size(report.size_bytes)} to {done.plan.target}"
+        f"{store} from {done.copy}: {report.files} files, {report.directories} directories, "
+        f"{report.links} links, {format_size(report.size_bytes)} to {done.plan.target}"
     ]
     if done.previous:
         lines.append(f"what was there before: {done.previous}")

@@ -1,7 +1,7 @@
 """The gate between the stages: it opens on proof, never because time passed.
 
-The seal is written to the BACK disk first and to the catalog second. The gate compares both: a seal that only one
-of them knows, or that they tell differently, keeps it shut.
+The seal is written to the BACK disk first and to the catalog second. The gate compares both: a seal that only
+one of them knows, or that they tell differently, keeps it shut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GateState = Literal["open", "held", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class GateView:
-    """What the gate says of a run. ``closed``: stage one is not complete; ``held``: it is, and stores are missing."""
+    """What the gate says. ``closed``: stage one is not complete; ``held``: it is, and stores are missing."""
 
     run: str
     back_group: str
@@ -176,7 +176,8 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
     wrong = [s for s in stores if s not in lacking]
     if wrong or not stores:
         raise ConfigError(
-            f"nothing to approve for {', '.join(wrong) or 'no store'}; the seal misses: {', '.join(lacking) or 'nothing'}",
+            f"nothing to approve for {', '.join(wrong) or 'no store'}; "
+            f"the seal misses: {', '.join(lacking) or 'nothing'}",
             subject=run.run,
         )
     record = ApprovalRecord(

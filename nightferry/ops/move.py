@@ -1,4 +1,4 @@
-"""Moving a BACK group's disk: to the active node for stage one, through the gate to a passive node for stage two."""
+"""Moving a BACK group's disk: to the active node for stage one, through the gate to a passive one after it."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def to_passive(
 def move_ungated(
     opened: OpenSite, back_group: str, to: str, reason: str, *, progress: Progress, cancel: Cancel
 ) -> str:
-    """Maintenance: not through the gate, but still verified and never while somebody reads. Who and why go into the
-    owner token and the catalog."""
+    """Maintenance: not through the gate, but still verified and never while somebody reads. Who and why go
+    into the owner token and the catalog."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     return _move(
         opened, back_group, to, f"maintenance by {operator()}: {reason}", progress=progress, cancel=cancel
@@ -88,7 +88,8 @@ def _move(
     known = opened.catalog.owner(back_group)
     if token is not None and known is not None and known.epoch > token.epoch:
         raise MoveFailed(
-            f"the disk of {back_group} says epoch {token.epoch}, the catalog {known.epoch}: not the disk we know",
+            f"the disk of {back_group} says epoch {token.epoch}, the catalog {known.epoch}: "
+            "not the disk we know",
             hint="check what is mounted there; nothing was moved",
             subject=back_group,
         )

@@ -152,7 +152,7 @@ class OpenSite:
 
     @contextmanager
     def scratch(self, image: ImageRecord) -> Iterator[Path]:
-        """A file below the staging path that is gone afterwards, for an image on its way between destinations."""
+        """A file below the staging path for an image on its way between destinations; gone afterwards."""
         folder = self.scratch_folder(self.site.group(image.group).back_group)
         path = folder / f"{image.image}.{os.getpid()}.tar"
         try:
@@ -193,8 +193,8 @@ class OpenSite:
         return Catalog(path, node=self.host, clock=self.clock)
 
     def _make_root(self, name: str, url: str) -> None:
-        """Makes a folder destination's root before its first copy. Once it had copies, a missing root is a disk that
-        is not mounted, and must stay missing."""
+        """Makes a folder destination's root before its first copy. Once it had copies, a missing root is a
+        disk that is not mounted, and must stay missing."""
         root = Path(url.removeprefix("file://"))
         known = any(copy.destination == name for copy in self.catalog.all(CopyRecord))
         if url.startswith("file://") and not known and not root.exists() and root.parent.is_dir():

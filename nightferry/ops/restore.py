@@ -1,7 +1,8 @@
 """Bringing back: which image, from which copy, which files, where to.
 
-The copies are tried in the order of their expected time. One that turns out damaged is marked, said, and the next
-one goes on with the files that are not restored yet; nothing half-written is ever left under a real name.
+The copies are tried in the order of their expected time. One that turns out damaged is marked, said, and the
+next one goes on with the files that are not restored yet; nothing half-written is ever left under a real
+name.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def find_image(
     if newest is None:
         raise ConfigError(
             f"no whole image of {group}/{store} began by {when.isoformat(timespec='seconds')}",
-            hint=f"`nightferry images --store {group}/{store}` lists what there is; --image names a partial one",
+            hint=f"`nightferry images --store {group}/{store}` lists what there is; "
+            "--image names a partial one",
             subject=f"{group}/{store}",
         )
     return newest
@@ -169,7 +171,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
 
 @contextmanager
 def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
-    """The image's bytes at a place, every chunk proved against the catalog's chunk table before it is handed out."""
+    """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
     chunks = opened.catalog.chunks(image.image)
     if place.copy is None:
         back_group = opened.site.group(image.group).back_group
@@ -361,8 +363,8 @@ def restore_in_place(
 
 
 def _set_journals_aside(database: Path, run: str) -> None:
-    """Takes an old database's journals out of the way before the exchange: replayed onto the new one they would
-    destroy it. Nobody has the database open, so a journal is only there after its last user crashed."""
+    """Takes an old database's journals out of the way before the exchange: replayed onto the new one they
+    would destroy it. Nobody has the database open, so a journal is only there after its last user crashed."""
     for suffix in ("-wal", "-shm", "-journal"):
         journal = database.with_name(database.name + suffix)
         if journal.exists():

@@ -1,8 +1,8 @@
 """Stage two: every staged image to every destination of its policy, proved there, and staging freed.
 
-What is owed is computed from the records, never remembered: an image that lies on staging and lacks a verified copy
-at a destination of its policy. So a night that was cut off, drained or that found a destination away is caught up by
-the next one without anybody keeping a list.
+What is owed is computed from the records, never remembered: an image that lies on staging and lacks a
+verified copy at a destination of its policy. So a night that was cut off, drained or that found a destination
+away is caught up by the next one without anybody keeping a list.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Owed:
 def owed(opened: OpenSite, back_group: str) -> list[Owed]:
     """Every copy that the images on a BACK group's staging still owe; what was owed longest comes first.
 
-    Partial images are owed too once an operator approved them; an image that neither is whole nor approved stays on
-    staging until its run is settled.
+    Partial images are owed too once an operator approved them; an image that neither is whole nor approved
+    stays on staging until its run is settled.
     """
     opened.catalog.refresh()
     groups = {g.name: g for g in opened.site.groups_of(back_group)}
@@ -149,8 +149,8 @@ def stream_image(
 ) -> CopyRecord:
     """Makes one verified copy, or finds that it is there already.
 
-    First what an earlier try may have left is looked for at the destination itself; only when it is not there a new
-    epoch begins. The copy is then read back whole: only that makes it ``verified``.
+    First what an earlier try may have left is looked for at the destination itself; only when it is not there
+    a new epoch begins. The copy is then read back whole: only that makes it ``verified``.
 
     Raises:
         DestinationError: ``retryable`` says whether another try can help.
@@ -266,7 +266,7 @@ def verify_copy(
     Args:
         opened: The site.
         copy: A copy that is not lost.
-        sample: Share of chunks to read; only a full reading makes a copy ``verified``, a sample leaves its state.
+        sample: Share of chunks to read; only a full reading makes a copy ``verified``.
         progress: Told of every chunk.
         cancel: Seen at every chunk.
 
@@ -331,7 +331,7 @@ def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> 
 
 
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
-    """Keeps a copy of the catalog at a destination, so that it survives the catalog's disk; returns its name."""
+    """Keeps a copy of the catalog at a destination, against the loss of its disk; returns its name."""
     name = f"catalog-{when:%Y%m%dT%H%M%SZ}.parquet"
     opened.destination(destination).put_catalog(name, opened.catalog.export())
     return name
