@@ -17,8 +17,10 @@ def log_path(opened: OpenSite, run: str) -> Path:
 
 
 def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
-    """Adds an image to its run's log: ``[site] log = "full"`` names every file, ``"summary"`` those that are not
-    whole, ``"none"`` writes no log. The figures of the image itself are one line."""
+    """Adds an image to its run's log, the figures of the image itself on one line.
+
+    ``[site] log = "full"`` names every file, ``"summary"`` those that are not whole; ``"none"`` writes no log.
+    """
     level = opened.site.site.log
     if level == "none":
         return

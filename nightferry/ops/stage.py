@@ -1,8 +1,9 @@
 """Stage one of one store: source → image on staging → read back → record.
 
-The order of the commits makes every crash harmless. ``<image>.tar.partial`` grows; when it is whole and on the disk,
-its side files are written, then it is renamed, then a sample is read back, and only then the catalog gets its record.
-A rerun returns a recorded image, adopts a renamed one after checking every byte, and removes a partial.
+The order of the commits makes every crash harmless. ``<image>.tar.partial`` grows; when it is whole and on
+the disk, its side files are written, then it is renamed, then a sample is read back, and only then the
+catalog gets its record. A rerun returns a recorded image, adopts a renamed one after checking every byte, and
+removes a partial.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from nightferry.units import format_size
 log = logging.getLogger(__name__)
 
 MEMBER_OVERHEAD_BYTES = 4096
-"""Room for one member's headers, its padding and its index row: two blocks of headers for most, and a page for a
-large member's alignment."""
+"""Room for one member's headers, its padding and its index row: a few blocks for most, and a page for a large
+member's alignment."""
 
 IMAGE_OVERHEAD_BYTES = 1 << 20
 """Room for the first and last members and the index's own header."""
@@ -106,7 +107,8 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
 def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image need not be made again: it lies on staging, or a sound copy of it exists.
 
-    An image that has a copy keeps its name for good: made again it would be another one, and its copies wrong.
+    An image that has a copy keeps its name for good: made again it would be another one, and its copies
+    wrong.
     """
     return is_there(opened, image) or any(
         copy.state in ("whole", "verified") for copy in opened.catalog.copies(image.image)
@@ -234,9 +236,9 @@ def _reserve(
             log.info("freed %d images to make room for %s", len(freed), subject)
             room = free_room(opened, run.back_group)
         if size_bytes > room:
+            disk = opened.site.back_group(run.back_group).path
             raise StagingFull(
-                f"{subject} needs {format_size(size_bytes)} on {opened.site.back_group(run.back_group).path}, "
-                f"{format_size(max(room, 0))} may be used",
+                f"{subject} needs {format_size(size_bytes)} on {disk}, {format_size(max(room, 0))} may be used",
                 subject=subject,
                 operation="stage",
             )
@@ -298,7 +300,8 @@ def read_index(path: Path, chunks: bytes) -> bytes:
 
 
 def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:
-    """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it fails."""
+    """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
+    fails."""
     try:
         record = ImageRecord.model_validate_json(side_path(target, "meta.json").read_bytes())
         chunks = side_path(target, "chunks").read_bytes()

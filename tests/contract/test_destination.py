@@ -95,7 +95,8 @@ class Image:
 
 @dataclass
 class Place:
-    """A destination under test: ``again`` opens it anew as another process would; ``flip`` damages stored data."""
+    """A destination under test: ``again`` opens it anew as another process would; ``flip`` damages stored
+    data."""
 
     kind: str
     open: Callable[[], Any]
@@ -124,7 +125,8 @@ def _flip_in_files(folder: Path, pattern: str) -> Callable[[bytes, int], None]:
 
 
 def killed_at(commit: int, work: Callable[[], None]) -> bool:
-    """Runs ``work`` in a forked process and kills it before its nth fsync or rename; False when it ended before that."""
+    """Runs ``work`` in a forked process and kills it before its nth fsync or rename; False when it ended
+    before that."""
     child = os.fork()
     if child == 0:
         seen = 0

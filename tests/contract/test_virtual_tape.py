@@ -1,4 +1,5 @@
-"""The tape layers over the virtual library: spanning, labels, pools, locks, and what a stopped process leaves."""
+"""The tape layers over the virtual library: spanning, labels, pools, locks, and what a stopped process
+leaves."""
 
 from __future__ import annotations
 
