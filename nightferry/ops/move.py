@@ -1,4 +1,4 @@
-"""Moving a BACK group's disk: to the active node for stage one, through the gate to a passive one after it."""
+"""Moving a BACK group's disk: to the active node for stage one, through the gate to a passive one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def log_path(opened: OpenSite, run: str) -> Path:
 def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
     """Adds an image to its run's log, the figures of the image itself on one line.
 
-    ``[site] log = "full"`` names every file, ``"summary"`` those that are not whole; ``"none"`` writes no log.
+    ``[site] log``: ``full`` names every file, ``summary`` those that are not whole, ``none`` writes no log.
     """
     level = opened.site.site.log
     if level == "none":
@@ -37,7 +37,7 @@ def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
             lines.append(f"  {row.outcome} {row.type} {row.size} {safe(row.path)}{note}")
     path = log_path(opened, image.run)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    # One write to a file opened for appending: stores that end together do not mix their lines.
+    # One write to a file opened for appending: stores that end together do not mix lines.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with open(fd, "wb", buffering=0) as log:
         log.write(("\n".join(lines) + "\n").encode())

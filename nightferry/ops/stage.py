@@ -238,7 +238,8 @@ def _reserve(
         if size_bytes > room:
             disk = opened.site.back_group(run.back_group).path
             raise StagingFull(
-                f"{subject} needs {format_size(size_bytes)} on {disk}, {format_size(max(room, 0))} may be used",
+                f"{subject} needs {format_size(size_bytes)} on {disk}, "
+                f"{format_size(max(room, 0))} may be used",
                 subject=subject,
                 operation="stage",
             )

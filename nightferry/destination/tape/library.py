@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import xxhash
@@ -171,9 +173,7 @@ class TapeDestination:
                 if bay is not None:
                     self._stock.recover(bay, barcode)
                 else:
-                    with self._bays.lease(
-                        lambda inside, wanted=barcode: inside != wanted, self._cancel
-                    ) as bay:
+                    with self._bays.lease(partial(operator.ne, barcode), self._cancel) as bay:
                         self._stock.recover(bay, barcode)
             self._recovered = {image for record in self._stock.records().values() for image in record.images}
 
