@@ -103,11 +103,10 @@ class OpenSite:
         return Path(self.site.back_group(back_group).path) / image.path
 
     def ring_settings(self) -> RingSettings:
-        """How stage one and restores move bytes."""
+        """How one stream of stage one moves bytes; all streams together hold at most twice ``buffers``."""
         staging = self.site.staging
-        return RingSettings(
-            buffer_bytes=staging.buffer_bytes, buffers=staging.buffers, unbuffered=staging.unbuffered
-        )
+        share = max(2, min(staging.buffers, 2 * staging.buffers // staging.streams))
+        return RingSettings(buffer_bytes=staging.buffer_bytes, buffers=share, unbuffered=staging.unbuffered)
 
     def room_lock(self, back_group: str) -> threading.Lock:
         """Held between looking at a disk's free room and reserving a part of it."""

@@ -11,7 +11,7 @@ from nightferry.plan.staging import freeable
 
 
 def free_room(opened: OpenSite, back_group: str) -> int:
-    """Bytes that may be written to the BACK disk above ``keep_free``; negative when that is touched already."""
+    """Bytes that may be written to the disk above ``keep_free``; negative when that is touched already."""
     stat = os.statvfs(opened.site.back_group(back_group).path)
     keep = opened.site.staging.keep_free_bytes(stat.f_blocks * stat.f_frsize)
     return stat.f_bavail * stat.f_frsize - keep
