@@ -90,7 +90,7 @@ def gnu_tar(*arguments: str | Path, check_silent: bool = True) -> bytes:
 def gnu_extract(image: Path, to: Path, *arguments: str) -> Path:
     """Extracts the data members with GNU tar, silently, with attributes and ACLs."""
     to.mkdir(exist_ok=True)
-    gnu_tar("--xattrs", "--acls", "--exclude=.nightferry", *arguments, "-C", to, "-xpf", image)
+    gnu_tar("--xattrs", "--acls", "--anchored", "--exclude=.nightferry", *arguments, "-C", to, "-xpf", image)
     return to
 
 

@@ -18,7 +18,7 @@ from nightferry.image.attributes import read_attributes
 from nightferry.image.writer import ImageWriter
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
-from nightferry.source.base import Estimate, Pulse
+from nightferry.source.base import Estimate, Pulse, describe_path
 
 MAGIC: Final = b"SQLite format 3\0"
 SUFFIXES: Final = (b".db", b".db3", b".sqlite", b".sqlite3")
@@ -59,7 +59,7 @@ class SqliteSource:
     @property
     def description(self) -> dict[str, Any]:
         """The path."""
-        return {"path": safe(self._path, 4096)}
+        return dict(describe_path(self._path))
 
     def estimate(self) -> Estimate:
         """Sizes of the databases and of what waits in their write-ahead logs."""

@@ -99,6 +99,12 @@ def test_a_prefix_may_span_row_groups(index: Index, paths: list[bytes]) -> None:
     assert [row.path for row in index.prefix(b"")] == paths
 
 
+def test_rows_are_selected_by_their_path(index: Index, paths: list[bytes]) -> None:
+    expected = [path for path in paths if path.endswith(b"7")]
+    assert [row.path for row in index.select(lambda path: path.endswith(b"7"))] == expected
+    assert list(index.select(lambda path: False)) == []
+
+
 def test_paths_too_long_for_statistics_are_found() -> None:
     rows = [IndexRow(b"x" * 4200 + b"%05d" % number, "file") for number in range(ROWS_PER_GROUP + 10)]
     index = build(rows)

@@ -171,11 +171,11 @@ def test_a_damaged_index_is_found(made: tuple[Path, Path, ImageSummary], tmp_pat
 
 @pytest.mark.parametrize(
     "end",
-    [ImageEnd(1 << 62, 10, "0" * 64), ImageEnd(0, 5 << 30, "0" * 64), ImageEnd(0, 10**15, "0" * 64)],
+    [ImageEnd(1 << 62, 10, "0" * 64), ImageEnd(0, 17 << 30, "0" * 64), ImageEnd(0, 10**15, "0" * 64)],
 )
 def test_an_end_that_points_outside_is_refused(end: ImageEnd) -> None:
     with pytest.raises(IntegrityError, match="outside"):
-        ImageEnd.decode(end.encode(), 10 << 30)
+        ImageEnd.decode(end.encode(), 20 << 30)
 
 
 def test_an_end_with_a_broken_header_is_refused() -> None:

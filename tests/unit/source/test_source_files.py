@@ -70,8 +70,8 @@ def furnish(store: Path) -> None:
     (store / "empty dir").mkdir(mode=0o700)
     (store / "big").write_bytes(os.urandom(2 * MIB + 100))
     with (store / "sparse").open("wb") as file:
-        file.truncate(100 * MIB)
-        file.seek(50 * MIB)
+        file.truncate(20 * MIB)
+        file.seek(10 * MIB)
         file.write(b"island")
     (store / "h1").write_bytes(b"linked")
     os.link(store / "h1", store / "h2")
@@ -304,6 +304,15 @@ def test_a_device_is_no_store(tmp_path: Path) -> None:
         write_source(tmp_path / "i.tar", FilesSource("/dev/null"))
 
 
+def test_the_description_says_what_was_asked_for() -> None:
+    assert FilesSource("/srv/x", ["*.tmp"]).description == {
+        "path": "/srv/x",
+        "exclude": ["*.tmp"],
+        "one_file_system": False,
+    }
+    assert FilesSource(b"/srv/\xff").description["path_b64"] == "L3Nydi//"
+
+
 def test_the_estimate_counts_links_once_and_no_holes(store: Path) -> None:
     (store / "a").write_bytes(b"x" * 100_000)
     os.link(store / "a", store / "b")
@@ -322,8 +331,8 @@ def test_access_times_stay(store: Path) -> None:
 
 def test_ten_thousand_files_in_one_directory(store: Path) -> None:
     for number in range(10_000):
-        with open(store / f"{number:05d}", "wb") as file:
-            file.write(b"%d" % number)
+        os.mknod(f"{store}/{number:05d}")
+    (store / "07777").write_bytes(b"7777")
     path, summary = image_of(store)
     image = open_image(path, summary)
     assert summary.files == 10_000
@@ -381,3 +390,12 @@ def test_one_file_system_stops_at_a_mount_point(store: Path) -> None:
         subprocess.run(["umount", store / "mount"], check=True)
     assert b"mount/inside" in inside
     assert set(outside) == {b".", b"mount"}
+
+
+def test_the_documented_tar_command_leaves_out_only_our_own_folder(store: Path, tmp_path: Path) -> None:
+    (store / "dir/.nightferry").mkdir(parents=True)
+    (store / "dir/.nightferry/kept").write_bytes(b"x")
+    path, _ = image_of(store)
+    to = gnu_extract(path, tmp_path / "x")
+    assert sorted(os.listdir(to)) == ["dir"]
+    assert (to / "dir/.nightferry/kept").read_bytes() == b"x"
