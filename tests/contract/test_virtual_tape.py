@@ -360,6 +360,14 @@ def test_only_labelled_cartridges_are_used_when_blanks_are_not_labelled(rig: Rig
         tape.label("A00003L9", "weekly")
 
 
+def test_a_pool_that_cannot_stand_on_a_label_is_refused_before_anything_is_written(rig: Rig) -> None:
+    rig.make()
+    with pytest.raises(ConfigError, match="my pool"):
+        rig.tape().label("A00001L9", "my pool\n")
+    assert rig.files("A00001L9") == {}
+    assert rig.register.kept == {}
+
+
 def test_cartridges_of_other_patterns_and_pools_are_left_alone(rig: Rig) -> None:
     rig.make()
     rig.tape().label("A00002L9", "weekly")

@@ -7,6 +7,8 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from nightferry.errors import ConfigError
+
 _MAGIC = "NIGHTFERRY TAPE LABEL "
 _VERSION = 1
 _FIELDS = {
@@ -48,14 +50,21 @@ class Label:
         """The record to write: below 4 KiB of UTF-8.
 
         Raises:
-            ValueError: a field cannot stand in a label.
+            ConfigError: a field cannot stand in a label.
         """
         text = (
             f"{_MAGIC}{_VERSION}\nbarcode: {self.barcode}\npool: {self.pool}\nlabel: {self.label}\n"
             f"created: {self.created.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}\n{_PROSE}"
         ).encode()
-        if parse(text) != self:
-            raise ValueError(f"not a label that can be read back: {self}")
+        try:
+            same = parse(text) == self
+        except NotALabel:
+            same = False
+        if not same:
+            raise ConfigError(
+                f"barcode {self.barcode!r} and pool {self.pool!r} cannot stand on a label",
+                hint="use letters, digits, '.', '_' and '-'",
+            )
         return text
 
 

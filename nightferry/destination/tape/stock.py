@@ -249,12 +249,14 @@ class Stock:
 
         Raises:
             WrongCartridge: it holds live images.
+            ConfigError: barcode or pool cannot stand on a label.
         """
         barcode = cartridge.barcode
         live = self.register.live_images(barcode)
         if live:
             raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
         label = new_label(barcode, pool, self._clock.now())
+        size = len(label.render())
         before = CartridgeRecord(
             barcode=barcode,
             destination=self.destination,
@@ -266,9 +268,7 @@ class Stock:
         )
         self.register.record(before)
         cartridge.write_label(label)
-        self.keep(
-            cartridge, before, state="appendable", tape_files=1, used_bytes=len(label.render()), note=""
-        )
+        self.keep(cartridge, before, state="appendable", tape_files=1, used_bytes=size, note="")
 
     def audit(self, cartridge: Cartridge, record: CartridgeRecord) -> Audit:
         """Proves a labelled cartridge fit to be appended to and records what was found behind its known
