@@ -36,7 +36,8 @@ def begin_writeback(fd: int, position: int) -> int:
 
 
 class FreshFile:
-    """A file written in order, mode 0600, whatever was there before being gone. Use as a context manager."""
+    """A file written in order, mode 0600, whatever was there before being gone. Use as a context
+    manager."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,5 +1,4 @@
-"""The tape layers over the virtual library: spanning, labels, pools, locks, and what a stopped process
-leaves."""
+"""The tape layers over the virtual library: spanning, labels, pools, locks, what a stopped process leaves."""
 
 from __future__ import annotations
 
@@ -19,10 +18,12 @@ import xxhash
 
 from nightferry.destination.base import Receipt
 from nightferry.destination.tape.changer import Address
+from nightferry.destination.tape.drive import EndOfMedium
 from nightferry.destination.tape.label import new_label
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.virtual import VirtualLibrary, create, open_virtual
+from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.errors import (
     BusyError,
     Cancelled,
@@ -137,6 +138,13 @@ class Rig:
         return {p.name: p.read_bytes() for p in sorted((self.path / "cartridges" / barcode).iterdir())}
 
 
+@pytest.fixture(autouse=True)
+def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill loses nothing that was written: waiting for the disk would only cost time here."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+
+
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path / "library", Register(), FakeClock())
@@ -228,7 +236,7 @@ def test_an_index_larger_than_the_reserve_goes_to_the_next_cartridge(rig: Rig) -
 
 def test_an_index_that_fits_on_no_cartridge_is_an_error(rig: Rig) -> None:
     rig.make(cartridge_bytes=4 * MIB)
-    with pytest.raises(MediumFull, match="does not fit"):
+    with pytest.raises(MediumFull, match="fits on no cartridge"):
         put(rig.tape(), Image("i1", os.urandom(MIB), index=os.urandom(5 * MIB)))
 
 
@@ -350,6 +358,14 @@ def test_only_labelled_cartridges_are_used_when_blanks_are_not_labelled(rig: Rig
     assert barcodes(put(tape, Image("i1", os.urandom(MIB)))) == ["A00003L9"]
     with pytest.raises(WrongCartridge):
         tape.label("A00003L9", "weekly")
+
+
+def test_a_pool_that_cannot_stand_on_a_label_is_refused_before_anything_is_written(rig: Rig) -> None:
+    rig.make()
+    with pytest.raises(ConfigError, match="my pool"):
+        rig.tape().label("A00001L9", "my pool\n")
+    assert rig.files("A00001L9") == {}
+    assert rig.register.kept == {}
 
 
 def test_cartridges_of_other_patterns_and_pools_are_left_alone(rig: Rig) -> None:
@@ -505,8 +521,8 @@ def test_a_tape_file_cut_short_is_damage_when_read(rig: Rig) -> None:
     os.truncate(rig.path / "cartridges/A00001L9/0001.tape", MIB + 5)
     with pytest.raises(MediumDamaged):
         read_all(rig.tape(), receipt)
+    (rig.path / "cartridges/A00001L9/0001.tape").unlink()
     with pytest.raises(MediumDamaged):
-        (rig.path / "cartridges/A00001L9/0001.tape").unlink()
         read_all(rig.tape(), receipt)
 
 
@@ -682,3 +698,81 @@ def test_a_changer_refuses_what_cannot_be(rig: Rig) -> None:
     library.drives[0].load()
     with pytest.raises(DestinationError, match="unloaded"):
         library.changer.move(Address("drive", 0), slots[0])
+
+
+def test_a_copy_on_a_cartridge_in_use_elsewhere_is_found_later_and_not_denied_now(rig: Rig) -> None:
+    rig.make()
+    image = Image("i1", os.urandom(MIB))
+
+    def crash(record: CartridgeRecord) -> None:
+        if record.images:
+            raise RuntimeError
+
+    rig.register.on_record = crash
+    with pytest.raises(RuntimeError):
+        put(rig.tape(), image)
+    rig.register.on_record = lambda record: None
+    other, tape = rig.tape(), rig.tape()
+    with other.lane(progress=QUIET, cancel=Cancel()) as lane:
+        assert lane.name == "drive 0"
+        with pytest.raises(BusyError):
+            tape.find("i1", 1)
+    found = tape.find("i1", 1)
+    assert found is not None
+    assert read_all(tape, found) == image.data
+
+
+def test_a_drive_that_writes_is_not_lent_for_reading(rig: Rig) -> None:
+    rig.make(drives=2)
+    tape = rig.tape()
+    first = put(tape, Image("i1", os.urandom(2 * MIB)))
+    seen: list[bytes] = []
+    copy = Image(
+        "i2", os.urandom(3 * MIB), on_chunk=lambda n: seen.append(read_all(tape, first)) if n == 1 else None
+    )
+    tape.close()
+    tape = rig.tape(barcodes=("A00002L9",))
+    receipt = put(tape, copy)
+    assert read_all(tape, receipt) == copy.data
+    assert len(seen[0]) == 2 * MIB
+
+
+def test_asking_for_a_second_drive_where_there_is_one_is_refused(rig: Rig) -> None:
+    rig.make(drives=1)
+    tape = rig.tape()
+    receipt = put(tape, Image("i1", os.urandom(MIB)))
+    with tape.open(receipt.location), pytest.raises(BusyError), tape.lane(progress=QUIET, cancel=Cancel()):
+        pass
+
+
+def test_a_cartridge_retired_while_mounted_is_not_written_any_more(rig: Rig) -> None:
+    rig.make()
+    tape = rig.tape()
+    put(tape, Image("i1", os.urandom(MIB)))
+    rig.register.kept["A00001L9"] = rig.register.kept["A00001L9"].model_copy(update={"state": "retired"})
+    assert barcodes(put(tape, Image("i2", os.urandom(MIB)))) == ["A00002L9"]
+
+
+def test_a_hard_end_without_early_warning_goes_on_at_the_next_cartridge(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.make()
+    tape = rig.tape()
+    real = VirtualDrive.write_record
+    left = 3
+
+    def ends(self: VirtualDrive, data: bytes | memoryview) -> bool:
+        nonlocal left
+        if len(data) == MIB:
+            left -= 1
+            if left == 0:
+                raise EndOfMedium("at its end")
+        return real(self, data)
+
+    monkeypatch.setattr(VirtualDrive, "write_record", ends)
+    image = Image("i1", os.urandom(5 * MIB + 1))
+    receipt = put(tape, image)
+    assert barcodes(receipt) == ["A00002L9"]
+    assert rig.register.kept["A00001L9"].state == "full"
+    assert read_all(tape, receipt) == image.data
+    assert len(list(rig.tape().scan())) == 1

@@ -13,7 +13,7 @@ from nightferry.destination.durable import (
     replace_file,
     write_all,
 )
-from nightferry.destination.failure import as_destination_error, os_errors
+from nightferry.destination.failure import os_errors
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, EndOfMedium, Mark, Position
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
 
@@ -236,12 +236,13 @@ class VirtualDrive:
         self._cut()
         if self._used + size > self._cartridge_bytes:
             raise EndOfMedium(f"{self._subject} is at its end", subject=self._barcode)
-        try:
-            self._open_for_writing()
-            write_all(self._out, data)
-        except OSError as error:
-            self._drop_half_record()
-            raise as_destination_error(error, self._subject) from error
+        with os_errors(self._subject):
+            try:
+                self._open_for_writing()
+                write_all(self._out, data)
+            except OSError:
+                self._drop_half_record()
+                raise
         self._tail.append(size)
         self._used += size
         self._record += 1

@@ -70,7 +70,7 @@ class ImageWriter:
         self._chunks = self.outgoing.side_files["chunks"]
         if len(self._chunks) != self._total * CHUNK_DIGEST_BYTES:
             raise IntegrityError(
-                f"the chunk table of {self.outgoing.image} has {len(self._chunks)} bytes for {self._total} chunks",
+                f"{self.outgoing.image}: a chunk table of {len(self._chunks)} bytes for {self._total} chunks",
                 subject=self.outgoing.image,
             )
         source = self.outgoing.chunks()
@@ -138,7 +138,7 @@ class ImageWriter:
                 drive.write_filemarks(1, immediate=True)
             if first == self._written and cartridge.entry.tape_files == 1:
                 raise MediumFull(
-                    f"the index of {self.outgoing.image} ({len(final)} bytes) does not fit on {cartridge.barcode}",
+                    f"the index of {self.outgoing.image} ({len(final)} bytes) fits on no cartridge",
                     subject=self.outgoing.image,
                     hint="use larger cartridges, or split the store",
                 )
