@@ -147,6 +147,15 @@ def plan_restore(
     return RestorePlan(image, places, rows, target)
 
 
+def _may_match(chosen: Matcher, single: Mapping[str, Matcher], path: bytes) -> bool:
+    """Whether a row of this path, a directory or not, could be asked for: the path alone does not tell which."""
+    return any(
+        matcher.matches(path, directory=directory)
+        for matcher in (chosen, *single.values())
+        for directory in (True, False)
+    )
+
+
 def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str]) -> Iterator[IndexRow]:
     """The index rows that the patterns choose; all of them without a pattern.
 
@@ -155,7 +164,8 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    for row in Index(opened.catalog.index_path(image.image).read_bytes()):
+    index = Index(opened.catalog.index_path(image.image).read_bytes())
+    for row in index.select(lambda path: _may_match(chosen, unmatched, path)) if patterns else index:
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
             del unmatched[pattern]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from nightferry import __version__
@@ -159,9 +159,10 @@ def _write(
                     started=started,
                     nightferry=__version__,
                 )
-                writer = ImageWriter(sink, header)
-                source.write(writer, progress=progress, cancel=cancel, subject=subject)
-                summary = writer.finish()
+                scratch = opened.scratch_folder(run.back_group)
+                with closing(ImageWriter(sink, header, spill_directory=scratch)) as writer:
+                    source.write(writer, progress=progress, cancel=cancel, subject=subject)
+                    summary = writer.finish()
             except BaseException:
                 sink.abort()
                 raise

@@ -19,6 +19,7 @@ PROGRAMS = {
     "fincore": "util-linux",
     "sqlite3": "sqlite3",
     "xxhsum": "xxhash",
+    "b3sum": "b3sum",
 }
 """Program → Debian package."""
 
