@@ -1,0 +1,94 @@
+"""What killed processes left on a BACK disk: cleared, or taken over, before the next run works there.
+
+Only names that this program gives are ever touched. Call it under the run lock: then nobody else stages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nightferry.errors import ConfigError
+from nightferry.model.names import parse_image_name
+from nightferry.model.records import ImageRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.room import remove_staged, side_path
+from nightferry.ops.stage import adopt
+from nightferry.progress import QUIET
+
+log = logging.getLogger(__name__)
+
+_SIDES = (".chunks", ".meta.json")
+_PARTIALS = tuple(f"{ending}.partial" for ending in (".tar", *_SIDES))
+
+
+def clear_leftovers(opened: OpenSite, back_group: str) -> None:
+    """Gives back the room of what is of no use, and takes over what is.
+
+    - Scratch files, half-written images and side files without their image are removed.
+    - An image that was freed on record, and not on the disk, is removed.
+    - A whole image that nobody lived to record is recorded, after every byte was checked. The next run of its own
+      window would take it over as well; if none comes, it is still a backup of that night.
+    """
+    _clear_scratch(opened, back_group)
+    for path in _staged_files(Path(opened.site.back_group(back_group).path)):
+        if path.name.endswith(_PARTIALS):
+            path.unlink(missing_ok=True)
+            log.info("removed the half-written %s", path.name)
+    for path in _staged_files(Path(opened.site.back_group(back_group).path)):
+        image, ending = _split(path.name)
+        tar = path.with_name(f"{image}.tar")
+        if ending != ".tar":
+            if not tar.exists():
+                path.unlink(missing_ok=True)
+        elif opened.catalog.freed(image):
+            remove_staged(tar)
+        elif opened.catalog.latest(ImageRecord, image) is None and side_path(tar, "meta.json").exists():
+            adopt(opened, tar, QUIET)
+
+
+def _clear_scratch(opened: OpenSite, back_group: str) -> None:
+    for left in opened.scratch_folder(back_group).iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif not _is_in_use(left):
+            left.unlink(missing_ok=True)
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether a living process holds it: a copy is re-made beside a run (``OpenSite.scratch``)."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _staged_files(disk: Path) -> Iterator[Path]:
+    """Files that bear an image's name, two folders below the disk's top."""
+    for path in sorted(disk.glob("[!.]*/[!.]*/*")):
+        image, ending = _split(path.name)
+        if ending and _is_image_name(image):
+            yield path
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A staged file's name → (image, ending); no ending when it is none of ours."""
+    for ending in (*_PARTIALS, ".tar", *_SIDES):
+        if name.endswith(ending):
+            return name.removesuffix(ending), ending
+    return name, ""
+
+
+def _is_image_name(text: str) -> bool:
+    try:
+        parse_image_name(text)
+    except ConfigError:
+        return False
+    return True
