@@ -30,8 +30,8 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
 
     - Scratch files, half-written images and side files without their image are removed.
     - An image that was freed on record, and not on the disk, is removed.
-    - A whole image that nobody lived to record is recorded, after every byte was checked. The next run of its own
-      window would take it over as well; if none comes, it is still a backup of that night.
+    - A whole image that nobody lived to record is recorded, after every byte was checked: even if its own run
+      is never continued, it is a backup of that night.
     """
     _clear_scratch(opened, back_group)
     for path in _staged_files(Path(opened.site.back_group(back_group).path)):

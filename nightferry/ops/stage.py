@@ -151,7 +151,7 @@ def _write(
 
 
 def _discard(target: Path) -> None:
-    """Removes what an unfinished writing of an image left; an image that has its name keeps its side files."""
+    """Removes what an unfinished writing left; an image that has its name keeps its side files."""
     sides = [side_path(target, side) for side in ("chunks", "meta.json")]
     for path in (target, *sides):
         path.with_name(path.name + ".partial").unlink(missing_ok=True)

@@ -58,7 +58,7 @@ COMMITS = {
 
 @pytest.mark.parametrize("sweep", COMMITS)
 def test_a_night_killed_at_any_commit_is_finished_right(sweep: str) -> None:
-    """``tests/support/kill_sweep.py`` says what is looked at. NIGHTFERRY_SWEEP=all kills at every single call."""
+    """What is looked at: ``tests/support/kill_sweep.py``. NIGHTFERRY_SWEEP=all kills at every call."""
     every = ["all"] if os.environ.get("NIGHTFERRY_SWEEP") == "all" else []
     # Memory is as good as a disk against SIGKILL, and hundreds of nights are much faster there.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:

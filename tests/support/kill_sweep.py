@@ -1,16 +1,16 @@
-"""Kills nights with SIGKILL at one system call after the other, finishes each, and says what was not right then.
+"""Kills nights with SIGKILL at one system call after the other, finishes each, and says what was not right.
 
-A program of its own, so that it can fork: every night and every rerun is a fresh process that has nothing but the
-imports in common with the one before. ``python kill_sweep.py FOLDER SWEEP [all]`` prints one JSON object a point:
-``{"point", "call", "problems"}``. The sweeps:
+A program of its own, so that it can fork: every night and every rerun is a fresh process that has nothing but
+the imports in common with the one before. ``python kill_sweep.py FOLDER SWEEP [all]`` writes one JSON object a
+point: ``{"point", "call", "problems"}``. The sweeps:
 
 - ``second``: a site's second night, which also frees staging; the rerun is in the same window;
 - ``first``: its first night, from nothing, at the calls the second night does not make;
 - ``abandoned``: the second night again, but nobody reruns it: the next night comes.
 
-Every call that changes a file's name or content is a point. Many of them are alike (an event of the log is four calls
-whatever it says); without ``all`` one of each kind of commit is taken: same call, same file but for numbers and store,
-same record.
+Every call that changes a file's name or content is a point. Many of them are alike (an event of the log is
+four calls whatever it says); without ``all`` one of each kind of commit is taken: same call, same file but for
+numbers and store, same record.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DAY = timedelta(days=1)
 
 
 class Hook:
-    """Stands before every call of ``CALLS``: counts it, names it, and kills the process at number ``kill_at``."""
+    """Stands before every call of ``CALLS``: counts and names it, kills the process at number ``kill_at``."""
 
     def __init__(self, home: Path, kill_at: int = 0) -> None:
         self.home = os.fsencode(home)
@@ -71,7 +71,7 @@ class Hook:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if not self.kill_at:
                     self.met.append(self._describe(name, args))
-            # Against SIGKILL (not a power cut) nothing depends on the disk's having it: a sweep need not wait.
+            # Against SIGKILL (unlike a power cut) the kernel keeps what was written: a sweep need not wait.
             return None if name in ("fsync", "fdatasync") else call(*args, **kwargs)
 
         return hooked
@@ -115,7 +115,7 @@ def in_child(work: Callable[[], Any]) -> tuple[int, str]:
             with open(write, "w") as out:
                 json.dump(work(), out)
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the child ends here, whatever happened, and says why
             traceback.print_exc()
         finally:
             os._exit(code)
@@ -272,7 +272,8 @@ def main(folder: str, which: str, every: bool) -> None:
         wanted = call not in seen and not UNNAMED.match(call)
         if every or (wanted and (which != "abandoned" or ABANDONED.search(call))):
             problems = sweep.kill_at(point)
-            print(json.dumps({"point": point, "call": call, "problems": problems}), flush=True)
+            sys.stdout.write(json.dumps({"point": point, "call": call, "problems": problems}) + "\n")
+            sys.stdout.flush()
         seen.add(call)
 
 

@@ -1,4 +1,4 @@
-"""What stands at the destinations and on staging, seen without nightferry: GNU tar, diff, and the documented layouts."""
+"""What stands at the destinations and on staging, without nightferry: GNU tar, diff, the documented layouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compare_tar(tar: Path, store: Path) -> str:
 
 @dataclass(frozen=True)
 class TapeCopy:
-    """One final trailer on a virtual cartridge, and the tape file with the image's bytes (of a copy in one part)."""
+    """A final trailer on a virtual cartridge; ``data`` holds the image's bytes when it lies in one part."""
 
     image: str
     epoch: int
@@ -39,7 +39,7 @@ class TapeCopy:
 
 
 def tape_copies(library: Path) -> list[TapeCopy]:
-    """Every whole copy in a virtual library, by docs/tape-layout.md: a closed tape file that is a final trailer."""
+    """Every whole copy in a virtual library, as docs/tape-layout.md says: closed tape files, final trailers."""
     found = []
     for marks in sorted(library.glob("cartridges/*/marks")):
         closed = marks.read_bytes().count(b"\n")
