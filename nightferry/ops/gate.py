@@ -128,8 +128,8 @@ def _line(image: ImageRecord) -> SealedStore:
 def look(opened: OpenSite, run: RunRecord) -> GateView:
     """What the gate says now. Changes nothing.
 
-    Seal, approvals and owner token must stand on the disk *and* in the catalog; what only one of them knows does
-    not count.
+    Seal, approvals and owner token must stand on the disk *and* in the catalog; what only one of them knows
+    does not count.
     """
     opened.catalog.refresh()
     seal = opened.catalog.seal(run.run)

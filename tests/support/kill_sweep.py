@@ -1,16 +1,16 @@
 """Kills nights with SIGKILL at one system call after the other, finishes each, and says what was not right.
 
 A program of its own, so that it can fork: every night and every rerun is a fresh process that has nothing but
-the imports in common with the one before. ``python kill_sweep.py FOLDER SWEEP [all]`` writes one JSON object a
-point: ``{"point", "call", "problems"}``. The sweeps:
+the imports in common with the one before. ``python kill_sweep.py FOLDER SWEEP [all]`` writes one JSON object
+a point: ``{"point", "call", "problems"}``. The sweeps:
 
 - ``second``: a site's second night, which also frees staging; the rerun is in the same window;
 - ``first``: its first night, from nothing, at the calls the second night does not make;
 - ``abandoned``: the second night again, but nobody reruns it: the next night comes.
 
 Every call that changes a file's name or content is a point. Many of them are alike (an event of the log is
-four calls whatever it says); without ``all`` one of each kind of commit is taken: same call, same file but for
-numbers and store, same record.
+four calls whatever it says); without ``all`` one of each kind of commit is taken: same call, same file but
+for numbers and store, same record.
 """
 
 from __future__ import annotations
