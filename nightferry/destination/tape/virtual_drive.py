@@ -327,7 +327,7 @@ class VirtualDrive:
         self._unsynced.clear()
 
     def _append_marks(self, lines: bytes) -> None:
-        """Durably. The file grows in steps of NUL bytes, so that most lines change no metadata: half the cost."""
+        """Durably. The file grows in steps of NUL bytes, so that most lines change no metadata."""
         folder = self._cartridges / self._barcode
         marks = os.open(folder / _MARKS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         end = self._marks_bytes + len(lines)
