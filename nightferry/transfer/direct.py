@@ -18,7 +18,6 @@ from nightferry.transfer.files import (
     ALIGNMENT,
     NO_SPACE,
     data_extents,
-    durable_rename,
     preallocate,
     reopen_direct,
     round_up,
@@ -28,7 +27,7 @@ from nightferry.transfer.ring import Buffers, RingSettings, Transfer, open_engin
 from nightferry.transfer.throttle import Throttle
 from nightferry.units import format_size
 
-__all__ = ["DirectWriter", "RingSettings", "data_extents", "durable_rename"]
+__all__ = ["DirectWriter", "RingSettings", "data_extents"]
 
 _log = logging.getLogger(__name__)
 _ZEROS = memoryview(bytes(64 << 10))

@@ -16,9 +16,10 @@ import xxhash
 
 from nightferry.errors import BusyError, Cancelled, ConfigError, DestinationError, StagingFull
 from nightferry.progress import Cancel
-from nightferry.transfer import direct, files, uring
+from nightferry.transfer import direct, uring
 from nightferry.transfer.base import CHUNK_BYTES, ByteSink
 from nightferry.transfer.direct import DirectWriter, RingSettings
+from nightferry.transfer.durable import durable_rename
 from nightferry.transfer.meter import Meter
 
 SIZE = 1 << 20
@@ -342,7 +343,7 @@ def test_abort_leaves_a_file_alone_that_took_the_name(tmp_path: Path) -> None:
     writer = DirectWriter(tmp_path / "out", settings=SMALL)
     writer.write(b"ours")
     writer.finish()
-    files.durable_rename(tmp_path / "out", tmp_path / "final")
+    durable_rename(tmp_path / "out", tmp_path / "final")
     (tmp_path / "out").write_bytes(b"theirs")
     writer.abort()
     assert (tmp_path / "out").read_bytes() == b"theirs"
