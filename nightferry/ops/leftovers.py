@@ -18,11 +18,12 @@ from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import remove_staged, side_path
 from nightferry.ops.stage import adopt
 from nightferry.progress import QUIET
+from nightferry.transfer.durable import DRAFT_PREFIX
 
 log = logging.getLogger(__name__)
 
-_SIDES = (".chunks", ".meta.json")
-_PARTIALS = tuple(f"{ending}.partial" for ending in (".tar", *_SIDES))
+_PARTIAL = ".tar.partial"
+_ENDINGS = (_PARTIAL, ".tar", ".chunks", ".meta.json")
 
 
 def clear_leftovers(opened: OpenSite, back_group: str) -> None:
@@ -34,16 +35,16 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
       is never continued, it is a backup of that night.
     """
     _clear_scratch(opened, back_group)
-    for path in _staged_files(Path(opened.site.back_group(back_group).path)):
-        if path.name.endswith(_PARTIALS):
-            path.unlink(missing_ok=True)
-            log.info("removed the half-written %s", path.name)
-    for path in _staged_files(Path(opened.site.back_group(back_group).path)):
+    disk = Path(opened.site.back_group(back_group).path)
+    for draft in disk.glob(f"[!.]*/[!.]*/{DRAFT_PREFIX}*"):
+        draft.unlink(missing_ok=True)
+    for path in _staged_files(disk):
         image, ending = _split(path.name)
         tar = path.with_name(f"{image}.tar")
         if ending != ".tar":
-            if not tar.exists():
+            if ending == _PARTIAL or not tar.exists():
                 path.unlink(missing_ok=True)
+                log.info("removed %s, which an interrupted run left", path.name)
         elif opened.catalog.freed(image):
             remove_staged(tar)
         elif opened.catalog.latest(ImageRecord, image) is None and side_path(tar, "meta.json").exists():
@@ -80,7 +81,7 @@ def _staged_files(disk: Path) -> Iterator[Path]:
 
 def _split(name: str) -> tuple[str, str]:
     """A staged file's name → (image, ending); no ending when it is none of ours."""
-    for ending in (*_PARTIALS, ".tar", *_SIDES):
+    for ending in _ENDINGS:
         if name.endswith(ending):
             return name.removesuffix(ending), ending
     return name, ""
