@@ -15,22 +15,24 @@ from nightferry.errors import ConfigError
 from nightferry.model.names import parse_image_name
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.room import remove_staged, side_path
-from nightferry.ops.stage import adopt
+from nightferry.ops.room import DAMAGED, remove_staged, side_path
+from nightferry.ops.stage import adopt, is_safe
 from nightferry.progress import QUIET
 from nightferry.transfer.durable import DRAFT_PREFIX
 
 log = logging.getLogger(__name__)
 
 _PARTIAL = ".tar.partial"
-_ENDINGS = (_PARTIAL, ".tar", ".chunks", ".meta.json")
+_SET_ASIDE = f".tar{DAMAGED}"
+_ENDINGS = (_PARTIAL, _SET_ASIDE, ".tar", ".chunks", ".meta.json")
 
 
 def clear_leftovers(opened: OpenSite, back_group: str) -> None:
     """Gives back the room of what is of no use, and takes over what is.
 
     - Scratch files, half-written images and side files without their image are removed.
-    - An image that was freed on record, and not on the disk, is removed.
+    - An image that was freed on record, and not on the disk, is removed; so is one that was set aside because
+      it was damaged, when its store has a newer whole one.
     - A whole image that nobody lived to record is recorded, after every byte was checked: even if its own run
       is never continued, it is a backup of that night.
     """
@@ -41,7 +43,10 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
     for path in _staged_files(disk):
         image, ending = _split(path.name)
         tar = path.with_name(f"{image}.tar")
-        if ending != ".tar":
+        if ending == _SET_ASIDE:
+            if _is_outdated(opened, image):
+                path.unlink(missing_ok=True)
+        elif ending != ".tar":
             if ending == _PARTIAL or not tar.exists():
                 path.unlink(missing_ok=True)
                 log.info("removed %s, which an interrupted run left", path.name)
@@ -49,6 +54,15 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
             remove_staged(tar)
         elif opened.catalog.latest(ImageRecord, image) is None and side_path(tar, "meta.json").exists():
             adopt(opened, tar, QUIET)
+
+
+def _is_outdated(opened: OpenSite, image: str) -> bool:
+    """Whether the store has a sound image as new as this one, or newer."""
+    name, known = parse_image_name(image), opened.catalog.latest(ImageRecord, image)
+    return known is None or any(
+        other.state == "whole" and other.started >= known.started and is_safe(opened, other)
+        for other in opened.catalog.images(name.group, name.store)
+    )
 
 
 def _clear_scratch(opened: OpenSite, back_group: str) -> None:

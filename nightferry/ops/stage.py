@@ -116,6 +116,11 @@ def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
     )
 
 
+def lost_images(opened: OpenSite, run: RunRecord) -> list[ImageRecord]:
+    """Images of the run that must be made again: staging lost them, or they were found damaged, without a copy."""
+    return [image for image in opened.catalog.images(run=run.run) if not is_safe(opened, image)]
+
+
 def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
     if opened.catalog.freed(image.image):

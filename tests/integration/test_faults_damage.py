@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.errors import DestinationError, IntegrityError, MediumDamaged
+from nightferry.errors import CopyMissing, DestinationError, IntegrityError, MediumDamaged
 from nightferry.model.records import ImageRecord
 from nightferry.ops import restore, verify
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.report import night_result
 from nightferry.ops.restore import Restored
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
@@ -72,24 +73,40 @@ def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp
         record = night.stage_one(opened, BACK_GROUP)
         image = newest(opened)
         flip(opened.staged_path(image))
-        with pytest.raises(IntegrityError, match="chunk 0"):
+        with pytest.raises(IntegrityError, match="on staging is damaged: chunk 0"):
             night.stage_two(opened, record)
+        result = night_result(opened, record)
+        assert (result.outcome, result.exit_code, result.lost) == ("CopyMissing", 30, (image.image,))
         assert image.image not in folder_copies(site.objects)
         assert image.image not in [copy.image for copy in tape_copies(site.library)]
-        assert set(states(opened, image.image).values()) == {"writing"}
+        assert "verified" not in states(opened, image.image).values()
         assert set(states(opened, newest(opened, "b").image).values()) == {"verified"}
-        assert [s.colour for s in status(opened)] == ["amber", "green"]
+        assert [(s.colour, s.reason) for s in status(opened)] == [("red", "no readable copy"), ("green", "")]
+        assert image.image not in site.staged()
+        with pytest.raises(CopyMissing):
+            bring_back(opened, tmp_path / "back")
+        before = site.staged()
+        # The night again stages that store anew, and that store alone; the damaged image goes when there is another.
+        again = night.night(opened, BACK_GROUP)
+        assert (again.run, again.result) == (record.run, "whole")
+        assert [s.colour for s in status(opened)] == ["green", "green"]
+        assert before.items() <= site.staged().items()
+        assert len(tape_copies(site.library)) == len(folder_copies(site.objects)) == 2
+        bring_back(opened, tmp_path / "back")
+        assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+        (left,) = site.disk.glob("SG1/a/*.damaged")
+        night.night(opened, BACK_GROUP, new=True)
+        assert not left.exists()
+
+
+def test_a_byte_flipped_on_staging_is_never_restored(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.stage_one(opened, BACK_GROUP)
+        flip(opened.staged_path(newest(opened)))
         with pytest.raises(IntegrityError):
             bring_back(opened, tmp_path / "back")
         assert not [p for p in (tmp_path / "back").rglob("*") if p.name == "big.bin"]
-        # A try again fails as surely, and leaves the good copies of the other store alone.
-        with pytest.raises(IntegrityError):
-            night.stage_two(opened, opened.catalog.run(record.run))
-        assert len(tape_copies(site.library)) == len(folder_copies(site.objects)) == 1
-        # What mends it is the store staged anew.
-        again = night.night(opened, BACK_GROUP, new=True)
-        assert again.run.endswith("-2")
-        assert [s.colour for s in status(opened)] == ["green", "green"]
 
 
 @pytest.mark.parametrize(("hurt", "other"), [("folder", "tape"), ("tape", "folder")])

@@ -23,7 +23,9 @@ def stage_one(
         begun = run.begin_run(opened, back_group, **options)  # type: ignore[arg-type]
         record = begun.run
         lock.name_run(record.run)
-        if begun.finished or gate.look(opened, record).state == "open":
+        if begun.finished:
+            return record
+        if gate.look(opened, record).state == "open" and not stage.lost_images(opened, record):
             return record
         move.to_active(opened, record, progress=progress, cancel=cancel)
         record = run.set_state(opened, record, state="staging")
