@@ -177,6 +177,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
     if wrong or not stores:
         raise ConfigError(
             f"nothing to approve for {', '.join(wrong) or 'no store'}; the seal misses: {', '.join(lacking) or 'nothing'}",
+            hint="name stores that the seal lacks with --store; `nightferry gate show` lists them",
             subject=run.run,
         )
     record = ApprovalRecord(

@@ -361,9 +361,9 @@ def describe_location(copy: CopyRecord) -> str:
     parts = copy.location.get("parts")
     if isinstance(parts, list):
         return ", ".join(f"{p['barcode']} file {p['file']}" for p in parts)
-    return str(
-        copy.location.get("path") or json.dumps(copy.location, sort_keys=True) if copy.location else ""
-    )
+    if "image" in copy.location:
+        return f"images/{copy.location['image']}/data"
+    return json.dumps(copy.location, sort_keys=True) if copy.location else ""
 
 
 def require_known(copy: CopyRecord) -> None:

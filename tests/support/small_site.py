@@ -1,4 +1,4 @@
-"""A small real site in a folder: two storage groups on one BACK group, a virtual tape library, an object folder."""
+"""A small real site: two storage groups on one BACK group, a virtual tape library, an object folder."""
 
 from __future__ import annotations
 
@@ -137,7 +137,9 @@ def make_site(root: Path, *, tolerate: str = "") -> SmallSite:
     site.ledger.write_text("day,sum\n1,100\n")
     with sqlite3.connect(site.mailbox) as database:
         database.execute("create table mail (id integer primary key, body text)")
-        database.executemany("insert into mail (body) values (?)", [(f"message {n}" * 20,) for n in range(500)])
+        database.executemany(
+            "insert into mail (body) values (?)", [(f"message {n}" * 20,) for n in range(500)]
+        )
     database.close()
     return site
 
@@ -174,8 +176,14 @@ Command = Callable[..., Ran]
 def process(site: Path, *arguments: str, **options: Any) -> Ran:
     """One command as a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from nightferry.cli.app import main; sys.exit(main())",
-         "--site", str(site), *arguments],
+        [
+            sys.executable,
+            "-c",
+            "import sys; from nightferry.cli.app import main; sys.exit(main())",
+            "--site",
+            str(site),
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=60,
