@@ -10,7 +10,13 @@ from cyclopts import Parameter
 
 from nightferry.cli.prefect_server import state_folder, use_server
 from nightferry.cli.session import Session, current
-from nightferry.errors import ConfigError, NightferryError, PrefectRequired, worst_exit_code
+from nightferry.errors import (
+    ConfigError,
+    NightferryError,
+    NotInThisRelease,
+    PrefectRequired,
+    worst_exit_code,
+)
 
 if TYPE_CHECKING:
     from nightferry.model.load import LoadedSite
@@ -53,6 +59,10 @@ def backup(
         Why that is accepted; kept with the approval.
     """
     session = current()
+    if level not in (None, 0):
+        raise NotInThisRelease(
+            f"level {level} is not in this release: every image is level 0", subject="--level"
+        )
     if accept_partial and not reason.strip():
         raise ConfigError("--accept-partial needs a reason", hint="say why with --reason")
     loaded = session.load_site()
@@ -115,7 +125,11 @@ def split(
         wanted = site.back_group(back_group).name
         wrong = [n for other, (g, s) in plan.items() if other != wanted for n in (*g, *s)]
         if wrong:
-            raise ConfigError(f"not on {wanted}: {', '.join(wrong)}", subject=wanted)
+            raise ConfigError(
+                f"not on {wanted}: {', '.join(wrong)}",
+                hint="leave --back-group out, or name what is staged on it",
+                subject=wanted,
+            )
         plan.setdefault(wanted, ([], []))
     if not plan:
         plan = {b.name: ([], []) for b in site.back_groups if site.groups_of(b.name)}
