@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,13 @@ from nightferry.model.records import ImageRecord
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.text import safe
 from nightferry.ops.extract import extract
-from nightferry.ops.in_place import beside, in_place_exchange, store_in_use
+from nightferry.ops.in_place import (
+    beside,
+    give_journals_back,
+    in_place_exchange,
+    set_journals_aside,
+    store_in_use,
+)
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.stream import describe_location, mark_damaged
@@ -41,6 +47,7 @@ from nightferry.plan.restore_order import STAGING, Choice, choose_copies
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.reading import FileReader
+from nightferry.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,8 @@ class RestorePlan:
     places: tuple[Choice, ...]
     rows: tuple[IndexRow, ...]
     target: Path
-    notes: tuple[str, ...] = field(default=())
+    absent: tuple[tuple[bytes, str, bool], ...] = ()
+    """What was asked for and the image does not hold: path, why, and whether the image is whole all the same."""
 
     @property
     def bytes_wanted(self) -> int:
@@ -86,7 +94,11 @@ def find_image(
     if image is not None:
         found = opened.catalog.image(image)
         if (found.group, found.store) != (group, store):
-            raise ConfigError(f"image {image} is of {found.group}/{found.store}, not of {group}/{store}")
+            raise ConfigError(
+                f"image {image} is of {found.group}/{found.store}, not of {group}/{store}",
+                hint=f"`nightferry images --store {group}/{store}` lists this store's",
+                subject=image,
+            )
         return found
     when = as_of or opened.clock.now()
     newest = opened.catalog.image_as_of(group, store, when)
@@ -140,9 +152,32 @@ def plan_restore(
         ConfigError: a pattern matches nothing.
         CopyMissing: no readable copy.
     """
-    rows = tuple(row for row in matching_rows(opened, image, patterns) if row.stored)
+    chosen = [row for row in matching_rows(opened, image, patterns) if not row.deleted]
+    rows = tuple(row for row in chosen if row.stored)
     places = places_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
-    return RestorePlan(image, places, rows, target)
+    # What a whole image lacks was tolerated; who names files wants exactly those.
+    tolerated = image.state == "whole" and not patterns
+    absent = tuple(
+        (
+            row.path,
+            _ABSENT.get(row.outcome, row.outcome),
+            tolerated or (row.outcome == "vanished" and not patterns),
+        )
+        for row in chosen
+        if not row.stored
+    )
+    return RestorePlan(image, places, rows, target, absent)
+
+
+_ABSENT = {
+    "vanished": "not in the image: it vanished before it was read",
+    "unreadable": "not in the image: it could not be read",
+}
+
+
+def _tell_absent(plan: RestorePlan, tree: TargetTree) -> None:
+    for path, why, tolerated in plan.absent:
+        (tree.lose if tolerated else tree.refuse)(path, why)
 
 
 def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str]) -> Iterator[IndexRow]:
@@ -237,6 +272,8 @@ def restore(
     with TargetTree(
         plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner, below=below
     ) as tree:
+        _require_no_journals(plan)
+        _tell_absent(plan, tree)
         done: set[bytes] = set()
         for place in plan.places:
             try:
@@ -278,6 +315,8 @@ def forecast(
         _nothing_to_read(opened, plan.image) as reader,
         TargetTree(plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner) as tree,
     ):
+        _require_no_journals(plan)
+        _tell_absent(plan, tree)
         return extract(reader, plan.rows, tree, dry_run=True, cancel=cancel)
 
 
@@ -295,11 +334,16 @@ def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = No
     Raises:
         NotInThisRelease: the store's kind has no place on a file system.
     """
-    path = _place_of(opened, image)
+    path = place_of(opened, image)
     return plan_restore(opened, image, [], beside(path, image.run), copy=copy)
 
 
-def _place_of(opened: OpenSite, image: ImageRecord) -> Path:
+def place_of(opened: OpenSite, image: ImageRecord) -> Path:
+    """Where the image's store lies.
+
+    Raises:
+        NotInThisRelease: the store's kind has no place on a file system.
+    """
     name = f"{image.group}/{image.store}"
     store = opened.site.store(name).store
     if not isinstance(store, FilesStore | SqliteStore):
@@ -325,7 +369,7 @@ def restore_in_place(
         BusyError: the store is in use; the message names the processes.
     """
     name = f"{plan_for.group}/{plan_for.store}"
-    path = _place_of(opened, plan_for)
+    path = place_of(opened, plan_for)
     use = store_in_use(path)
     if use.processes:
         raise BusyError(
@@ -334,7 +378,8 @@ def restore_in_place(
             subject=name,
         )
     if use.unseen:
-        progress.say(f"{use.unseen} processes could not be looked into: make sure none of them uses {path}")
+        unseen = counted(use.unseen, "process", "processes")
+        progress.say(f"{unseen} could not be looked into: make sure that none of them uses {path}")
     plan = plan_in_place(opened, plan_for, copy=copy)
     new = plan.target
     if new.exists():
@@ -352,18 +397,32 @@ def restore_in_place(
         )
     single = new / path.name
     is_file = [row.path for row in plan.rows] == [os.fsencode(path.name)] and not single.is_dir()
-    if plan_for.source_kind == "sqlite":
-        _set_journals_aside(path, plan_for.run)
-    previous = in_place_exchange(path, single if is_file else new, plan_for.run)
+    journals = set_journals_aside(path) if is_file and plan_for.source_kind == "sqlite" else {}
+    try:
+        previous = in_place_exchange(path, single if is_file else new, plan_for.run)
+    except BaseException:
+        give_journals_back(journals, path)
+        raise
+    give_journals_back(journals, previous or path.with_name(f"{path.name}.before-{plan_for.run}"))
     if is_file:
         new.rmdir()
     return replace(done, plan=replace(plan, target=path), previous=str(previous) if previous else "")
 
 
-def _set_journals_aside(database: Path, run: str) -> None:
-    """Takes an old database's journals out of the way before the exchange: replayed onto the new one they would
-    destroy it. Nobody has the database open, so a journal is only there after its last user crashed."""
-    for suffix in ("-wal", "-shm", "-journal"):
-        journal = database.with_name(database.name + suffix)
-        if journal.exists():
-            journal.rename(journal.with_name(f"{journal.name}.before-{run}"))
+def _require_no_journals(plan: RestorePlan) -> None:
+    """A journal that lies where a database is restored to belongs to another one, and would be replayed onto it.
+
+    Raises:
+        ConfigError: one is there.
+    """
+    if plan.image.source_kind != "sqlite":
+        return
+    for row in plan.rows:
+        for suffix in ("-wal", "-journal") if row.type == "file" else ():
+            journal = plan.target / os.fsdecode(row.path + suffix.encode())
+            if os.path.lexists(journal):
+                raise ConfigError(
+                    f"{journal} would be replayed onto the restored {safe(row.path)}: it belongs to another database",
+                    hint="move it away together with its database, or restore elsewhere with --to",
+                    subject=str(journal),
+                )
