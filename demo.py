@@ -1,6 +1,7 @@
-"""The main job on a small real site: one night, one restore, compared by outside tools. ``make demo`` runs it.
+"""The main job on a small real site: a night and a restore, compared by outside tools. ``make demo`` runs it.
 
-Everything is done as a user would do it: by the ``nightferry`` command, in a folder of its own (``./demo-site``).
+Everything is done as a user would do it: by the ``nightferry`` command, in a folder of its own
+(``./demo-site``).
 """
 
 from __future__ import annotations

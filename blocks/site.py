@@ -14,8 +14,8 @@ from nightferry.model.load import LoadedSite, parse_site, site_digest
 class Site(Block):
     """The text of a site file. Holds no secret: a site file has only references to them.
 
-    There are no validators here on purpose: the server would not run them on an edit in the UI, and a failing one hides
-    its reason. The text is parsed, with all its errors, by ``open``.
+    There are no validators here on purpose: the server would not run them on an edit in the UI, and a failing
+    one hides its reason. The text is parsed, with all its errors, by ``open``.
     """
 
     _block_type_name = "nightferry site"

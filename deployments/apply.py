@@ -1,4 +1,4 @@
-"""Publishes a site to Prefect: the block, the work pool with a queue per node, and the deployments with schedules."""
+"""Publishes a site to Prefect: its block, a work pool with a queue per node, the deployments, schedules."""
 
 from __future__ import annotations
 

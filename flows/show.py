@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def show_report(here: OpenSite, result: NightResult) -> None:
-    """A Markdown artifact and the throughput plot. The server may be away: then the log says so, and that is all."""
+    """A Markdown artifact and the throughput plot. When the server is away the log says so."""
     key = f"night-{result.run.back_group.lower()}"
     try:
         create_markdown_artifact(report_markdown(result), key=key, description=result.sentence())

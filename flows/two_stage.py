@@ -44,7 +44,8 @@ def two_stage_backup(
 ) -> State[Any]:
     """Carries one BACK group's window from the active node to every destination.
 
-    Running it again continues where the last try stopped: every step first looks in our own records and at the bytes.
+    Running it again continues where the last try stopped: every step first looks in our own records and at
+    the bytes.
 
     Args:
         site: The site.
@@ -133,8 +134,11 @@ def night(
         return final_state(here, night_result(here, run))
     move_group(site, run.back_group, run=run.run)
     run = set_state(here, run, state="streaming")
-    stage_two(site, run.back_group, run=run.run)
+    streamed = stage_two(site, run.back_group, run=run.run, return_state=True)
+    CANCEL.check()
     result = night_result(here, run)
+    if not streamed.is_completed() and not result.missing_copies:
+        streamed.result()  # a failure that the records do not tell
     if here.drain_requested(run.back_group):
         set_state(here, run, state="drained", result="partial")
     elif not result.missing_copies:

@@ -16,7 +16,7 @@ class Progress(Protocol):
     """A sink for progress. Every method may be called from several threads and must be cheap."""
 
     def begin(self, subject: str, phase: str, total_bytes: int | None = None) -> None:
-        """Work on ``subject`` (a store, an image) in ``phase`` (``stage``, ``stream``, ``restore`` ...) begins."""
+        """Work on ``subject`` (a store, an image) in ``phase`` (``stage``, ``restore`` ...) begins."""
 
     def advance(self, subject: str, done_bytes: int, current: str = "") -> None:
         """``done_bytes`` so far, absolute; ``current`` is the file at hand, already made safe to show."""

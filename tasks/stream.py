@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from blocks.site import Site
-from nightferry.ops import stream
+from nightferry.ops import room, stream
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.retry import COPY_RETRIES, delays, retryable
 
@@ -38,7 +38,7 @@ def stream_image(site: Site, image: str, group: str, store: str, destination: st
 )
 def free_staging(site: Site, back_group: str) -> int:
     """Frees what verified copies allow; returns how many images."""
-    return len(stream.free_staging(opened(site), back_group))
+    return len(room.free_staging(opened(site), back_group))
 
 
 @task(

@@ -9,7 +9,7 @@ import pytest
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
-    """Skips a test, visibly, where a program is missing; with NIGHTFERRY_REQUIRE_SERVERS=1 it fails there instead."""
+    """Skips a test, visibly, where a program is missing; with NIGHTFERRY_REQUIRE_SERVERS=1 it fails there."""
     missing = [name for name in programs if shutil.which(name) is None]
     required = os.environ.get("NIGHTFERRY_REQUIRE_SERVERS") == "1"
     return pytest.mark.skipif(

@@ -1,5 +1,5 @@
-"""What is kept of every image beside the log: index and chunk table, so that a restore need not ask a cartridge, and
-the samples of its transfer."""
+"""What is kept of every image beside the log: index and chunk table, so that a restore need not ask a
+cartridge, and the samples of its transfer."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ def show(barcode: str, /, *, library: LibraryName = None) -> None:
         [f.file, f.kind, f.image or None, f.epoch or None, f.part or None, f.size_bytes] for f in view.files
     ]
     words = [
-        f"{barcode}: {view.medium.state}, pool {view.medium.pool or '-'}, {view.medium.element or 'not here'}",
+        f"{barcode}: {view.medium.state}, pool {view.medium.pool or '-'}, "
+        f"{view.medium.element or 'not here'}",
         f"label {label.label} of pool {label.pool}, written {label.created.isoformat()}"
         if label
         else "no label",

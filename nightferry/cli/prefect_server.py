@@ -58,7 +58,8 @@ class Server:
 def state_folder(site_name: str, site_path: Path) -> Path:
     """Where the site's background server keeps its database, log and note; made when it is not there.
 
-    ``NIGHTFERRY_STATE`` names the parent; else ``/var/lib/nightferry`` for root and the user's XDG state folder.
+    ``NIGHTFERRY_STATE`` names the parent; else ``/var/lib/nightferry`` for root and the user's XDG state
+    folder.
     """
     given = os.environ.get("NIGHTFERRY_STATE")
     if given:

@@ -193,6 +193,7 @@ def _in_place(
     map_owner: dict[str, str],
 ) -> int:
     from nightferry.ops import restore as ops
+    from nightferry.ops.in_place import store_in_use
     from nightferry.ops.opened import OpenSite
 
     session = current()
@@ -201,7 +202,7 @@ def _in_place(
         if dry_run:
             plan = ops.plan_in_place(here, found, copy=copy)
             path = ops.place_of(here, found)
-            use = ops.store_in_use(path)
+            use = store_in_use(path)
             _show_plan(session, replace(plan, target=path), moment, in_use=use.processes)
             return 10 if use.processes else 0
         done = ops.restore_in_place(

@@ -20,7 +20,7 @@ PACKAGES = ("prefect", "pyarrow", "fsspec", "blake3", "xxhash", "pydantic", "cyc
 
 
 def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:
-    """Writes a bundle: versions, the site file without secrets' names, findings, runs and failures. No file names.
+    """Writes a bundle: versions, the redacted site file, findings, runs, failures; no file names.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ class Outgoing(Protocol):
         """``index``, ``chunks`` and ``meta.json``."""
 
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        """The image's bytes in pieces of exactly 1 MiB (the last may be shorter), each proved before it is handed out.
+        """The image's bytes in pieces of 1 MiB (the last may be shorter), proved before they are handed out.
 
         Raises:
             IntegrityError: a staged chunk is not what its digest says.
@@ -72,8 +72,8 @@ class Lane(Protocol):
     def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
         """Writes the image and its side files, whole or not at all.
 
-        Calling it again for the same image and epoch after an interruption never leaves two whole copies; a leftover
-        of an interrupted epoch is never taken for a whole copy.
+        Calling it again for the same image and epoch after an interruption never leaves two whole copies; a
+        leftover of an interrupted epoch is never taken for a whole copy.
 
         Raises:
             DestinationError: with ``retryable`` saying whether another try can help.
@@ -126,10 +126,10 @@ class Destination(Protocol):
 
 
 class Register(Protocol):
-    """What a tape library asks of the catalog, handed in by ops: destination and catalog do not know each other."""
+    """What a tape library asks of the catalog; ops hands it in, as destination and catalog never meet."""
 
     def cartridge(self, barcode: str) -> CartridgeRecord | None: ...
     def cartridges(self) -> list[CartridgeRecord]: ...
     def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None: ...
     def live_images(self, barcode: str) -> list[str]:
-        """Images whose copies on this cartridge are not lost or expired: the cartridge must not be overwritten."""
+        """Images with a copy here that is neither lost nor expired: the cartridge must not be overwritten."""

@@ -26,7 +26,8 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def begin_writeback(fd: int, position: int) -> int:
-    """Starts the write-out of what lies before ``position``; returns the position to ask again at.
+    """Starts the write-out of what lies before ``position``, 0 for all; returns the position to ask again
+    at.
 
     POSIX_FADV_DONTNEED on dirty pages starts their write-out and drops the clean ones, so a long copy
     neither fills the page cache nor leaves everything to the fsync at its end.
@@ -36,7 +37,8 @@ def begin_writeback(fd: int, position: int) -> int:
 
 
 class FreshFile:
-    """A file written in order, mode 0600, whatever was there before being gone. Use as a context manager."""
+    """A file written in order, mode 0600, whatever was there before being gone. Use as a context
+    manager."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -190,6 +190,7 @@ class FsspecDestination:
         return dict(about)
 
     def find(self, image: str, epoch: int) -> Receipt | None:
+        self._objects.require_root()
         about = self._copy_of(_safe(image))
         return _receipt(about) if about is not None and about["epoch"] == epoch else None
 

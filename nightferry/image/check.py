@@ -72,7 +72,10 @@ def check_image(image: ImageReader, *, tick: Callable[[int], None] | None = None
         if found.offset == 0:
             walk.skip(found)
         elif found.payload_offset == end.index_offset:
-            if member.path != INDEX_PATH or found.payload_bytes != end.index_bytes:
+            if (member.path, member.comment) != (
+                INDEX_PATH,
+                INDEX_COMMENT,
+            ) or found.payload_bytes != end.index_bytes:
                 raise IntegrityError("the image's end does not point to its index")
             if walk.digest(found).hex() != end.index_digest:
                 raise IntegrityError("the image's index is damaged: its digest differs")
@@ -218,8 +221,9 @@ def _by_offset(index: Index) -> Iterator[IndexRow]:
 def _compare(found: Decoded, row: IndexRow) -> None:
     member = found.member
     same = (
-        (member.path, member.type, member.mode, member.uid, member.gid, member.mtime_ns)
-        == (row.path, row.type, row.mode, row.uid, row.gid, row.mtime_ns)
+        (member.path, member.type, member.mode, member.mtime_ns, member.comment)
+        == (row.path, row.type, row.mode, row.mtime_ns, b"")
+        and (member.uid, member.gid, member.uname, member.gname) == (row.uid, row.gid, row.uname, row.gname)
         and found.end - found.offset == row.length
         and (member.link_target or None) == row.link_target
         and (

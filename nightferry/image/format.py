@@ -19,7 +19,7 @@ INDEX_COMMENT: Final = b"nightferry index"
 TAIL_BYTES: Final = 4 * BLOCK
 """The end member's header and data, and the two zero blocks that close a tar."""
 MAX_IMAGE_JSON: Final = 1 << 20
-MAX_INDEX_BYTES: Final = 4 << 30
+MAX_INDEX_BYTES: Final = 16 << 30
 
 _END_TEXT: Final = re.compile(
     rb"nightferry-end 1\nindex_offset ([0-9]{20})\nindex_bytes ([0-9]{20})\nindex_blake3 ([0-9a-f]{64})\n+"
@@ -88,7 +88,7 @@ class ImageEnd:
             self.index_bytes,
             self.index_digest.encode(),
         )
-        header = ustar_header(Member(END_PATH), BLOCK)
+        header = ustar_header(Member(END_PATH, mode=0o444), BLOCK)
         return header + text.ljust(BLOCK, b"\n") + bytes(2 * BLOCK)
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +33,7 @@ class IndexBuilder:
     def __init__(self, spill_directory: Path | None = None, *, spill_rows: int = SPILL_ROWS) -> None:
         self._spill_directory = spill_directory
         self._spill_rows = spill_rows
-        self._columns: list[list[Any]] = [[] for _ in FIELDS]
+        self._pending: list[IndexRow] = []
         self._spill: BinaryIO | None = None
         self._spill_writer: pa.RecordBatchFileWriter | None = None
         self._rows = 0
@@ -43,10 +43,9 @@ class IndexBuilder:
 
     def add(self, row: IndexRow) -> None:
         """Adds a row; paths must be unique over all of them."""
-        for column, name in zip(self._columns, FIELDS, strict=True):
-            column.append(getattr(row, name))
+        self._pending.append(row)
         self._rows += 1
-        if len(self._columns[0]) >= self._spill_rows:
+        if len(self._pending) >= self._spill_rows:
             self._spill_batch()
 
     def finish(self) -> bytes:
@@ -70,13 +69,13 @@ class IndexBuilder:
             self._spill = None
 
     def _batch(self) -> pa.RecordBatch:
-        sparse = FIELDS.index("sparse")
-        self._columns[sparse] = [
-            None if segments is None else [n for segment in segments for n in segment]
-            for segments in self._columns[sparse]
+        columns = {name: [getattr(row, name) for row in self._pending] for name in FIELDS}
+        columns["sparse"] = [
+            None if segments is None else [number for segment in segments for number in segment]
+            for segments in columns["sparse"]
         ]
-        arrays = [pa.array(column, field.type) for column, field in zip(self._columns, SCHEMA, strict=True)]
-        self._columns = [[] for _ in FIELDS]
+        self._pending = []
+        arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
     def _spill_batch(self) -> None:

@@ -19,7 +19,7 @@ from nightferry.image.format import (
 )
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.tar import Decoded, Member, check_segments, decode_header
-from nightferry.transfer.base import ByteReader
+from nightferry.transfer.base import CHUNK_BYTES, ByteReader
 
 
 class ImageReader:
@@ -152,13 +152,19 @@ class ImageReader:
         hasher = blake3()
         at = row.payload_offset
         for start, length in segments:
-            for piece in self.reader.stream(at, length) if length else ():
+            for piece in self._pieces(at, length):
                 hasher.update(piece)
                 yield start, piece
                 start += len(piece)
             at += length
         if row.blake3 is not None and hasher.digest() != row.blake3:
             raise IntegrityError(f"the content of {row.path!r} is damaged: its BLAKE3 differs")
+
+    def _pieces(self, offset: int, length: int) -> Iterator[memoryview]:
+        if length > CHUNK_BYTES:
+            yield from self.reader.stream(offset, length)
+        elif length:  # a stream that reads ahead is not worth its set-up
+            yield memoryview(self.reader.read(offset, length))
 
     def _require_stored(self, row: IndexRow) -> None:
         if not row.stored:

@@ -245,6 +245,7 @@ def decode_header(read: Callable[[int, int], bytes], offset: int, end: int) -> D
         length = _octal(block[124:136])
         body = take(at, length + padding(length), MAX_EXTENDED_HEADER + BLOCK)
         records = parse_records(body[:length], offset)
+        _check_padding(body[length:], offset)
         at += len(body)
         block = take(at, BLOCK, BLOCK)
         _check_sum(block, offset)
@@ -263,6 +264,11 @@ def decode_header(read: Callable[[int, int], bytes], offset: int, end: int) -> D
 def _check_sum(block: bytes, offset: int) -> None:
     if sum(block) - sum(block[148:156]) + 8 * 0x20 != _octal(block[148:156]):
         raise IntegrityError(f"tar header at byte {offset}: its checksum is wrong")
+
+
+def _check_padding(data: bytes, offset: int) -> None:
+    if any(data):
+        raise IntegrityError(f"tar header at byte {offset}: its padding is not zero")
 
 
 def _octal(field: bytes) -> int:
@@ -319,6 +325,8 @@ def _with_map(
     """(the member with its map, bytes of the map with its padding)."""
     if records[b"GNU.sparse.major"] != b"1" or records.get(b"GNU.sparse.minor") != b"0":
         raise IntegrityError(f"tar header at byte {offset}: a sparse format other than 1.0")
+    if records.get(b"path") != _SPARSE_DIRECTORY + records.get(b"GNU.sparse.name", b""):
+        raise IntegrityError(f"tar header at byte {offset}: the names of a sparse member do not agree")
     size = parse_decimal(records.get(b"GNU.sparse.realsize", b""))
     text = b""
     at = 0
@@ -340,6 +348,9 @@ def _with_map(
     entries = [(number(), number()) for _ in range(count)]
     segments = tuple(entry for entry in entries if entry[1])
     map_bytes = at + padding(at)
+    if len(text) < map_bytes <= stored:
+        text = take(map_bytes)
+    _check_padding(text[at:map_bytes], offset)
     check_segments(segments, size, stored - map_bytes)
     return replace(member, size=size, segments=segments), map_bytes
 

@@ -8,19 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from blake3 import blake3
 
 from nightferry.errors import SourceError
 from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
+from nightferry.image.content import read_at, sparse_segments, unchanged
 from nightferry.image.format import HEADER_PATH, INDEX_COMMENT, INDEX_PATH, ImageEnd, ImageHeader
 from nightferry.image.index import EntryType, IndexRow, Outcome
 from nightferry.image.index_builder import IndexBuilder
 from nightferry.image.owners import OwnerNames
 from nightferry.image.tar import (
     ALIGN_FROM,
-    MAX_SEGMENTS,
     STREAM_SIZE_AT,
     HeaderTooLarge,
     Member,
@@ -32,7 +32,6 @@ from nightferry.image.tar import (
 from nightferry.model.records import Outcomes
 from nightferry.transfer.base import ByteSink
 from nightferry.transfer.digest import image_digest
-from nightferry.transfer.files import data_extents
 
 _SLICE: Final = 128 << 20
 """Bytes of a large file between two looks at ``tick``."""
@@ -177,7 +176,7 @@ class ImageWriter:
         first, to_come = self._linked.pop(key)
         if to_come > 1:
             self._linked[key] = (first, to_come - 1)
-        member = replace(self._member(path, status, NO_ATTRIBUTES), type="hardlink", link_target=first.path)
+        member = self._member(path, status, NO_ATTRIBUTES, type="hardlink", link_target=first.path)
         start = self._sink.position
         self._sink.write(encode_header(member, start))
         return self._keep(
@@ -204,27 +203,26 @@ class ImageWriter:
         kind = entry_type(status.st_mode)
         if kind == "file":
             raise ValueError("regular files go through add_file")
-        row = self._row(path, kind, status)
         if kind == "socket":
-            return self._keep(replace(row, note="a socket holds no content"))
-        member = replace(self._member(path, status, attributes), type=kind, link_target=link_target)
-        if kind in ("char", "block"):
-            member = replace(member, rdev=(os.major(status.st_rdev), os.minor(status.st_rdev)))
+            return self._keep(self._row(path, kind, status, note="a socket holds no content"))
+        device = (os.major(status.st_rdev), os.minor(status.st_rdev)) if kind in ("char", "block") else (0, 0)
+        member = self._member(path, status, attributes, type=kind, link_target=link_target, rdev=device)
         start = self._sink.position
         try:
             header = encode_header(member, start)
         except HeaderTooLarge as error:
             return self.add_absent(path, "unreadable", _reason(error), status)
         self._sink.write(header)
-        return self._keep(
-            replace(
-                row,
-                link_target=link_target if kind == "symlink" else None,
-                attributes_digest=attributes.digest(),
-                offset=start,
-                length=self._sink.position - start,
-            )
+        row = self._row(
+            path,
+            kind,
+            status,
+            link_target=link_target or None,
+            attributes_digest=attributes.digest(),
+            offset=start,
+            length=self._sink.position - start,
         )
+        return self._keep(row)
 
     def add_stream(
         self,
@@ -287,9 +285,11 @@ class ImageWriter:
         self, path: bytes, outcome: Outcome, note: str, status: os.stat_result | None = None
     ) -> IndexRow:
         """Adds a row for what could not be read: ``vanished`` or ``unreadable``, without a member."""
-        kind: EntryType = entry_type(status.st_mode) if status is not None else "file"
-        row = self._row(path, kind, status) if status is not None else IndexRow(path, kind)
-        return self._keep(replace(row, outcome=outcome, note=note))
+        if status is None:
+            return self._keep(IndexRow(path, "file", outcome=outcome, note=note))
+        kind = entry_type(status.st_mode)
+        size = status.st_size if kind == "file" else 0
+        return self._keep(self._row(path, kind, status, size=size, outcome=outcome, note=note))
 
     def finish(self) -> ImageSummary:
         """Writes index and end, finishes the sink. The image is durable on return.
@@ -335,13 +335,13 @@ class ImageWriter:
         described = described_by or before
         if attributes is None:
             attributes = read_attributes(fd)
-        segments = _sparse_segments(fd, before)
-        member = replace(self._member(path, described, attributes), size=before.st_size, segments=segments)
+        segments = sparse_segments(fd, before)
+        member = self._member(path, described, attributes, size=before.st_size, segments=segments)
         start = self._sink.position
         header = encode_header(member, start)
         payload = member.payload_bytes
         if segments is None and payload < ALIGN_FROM:
-            data = _read_at(fd, 0, payload)
+            data = read_at(fd, 0, payload)
             had = len(data)
             data += bytes(payload - had)
             digest = blake3(data).digest()
@@ -351,8 +351,10 @@ class ImageWriter:
             had, digest = self._copy(fd, segments or ((0, payload),), tick)
             self._sink.write(bytes(padding(payload)))
         after = os.fstat(fd)
-        row = replace(
-            self._row(path, "file", described),
+        row = self._row(
+            path,
+            "file",
+            described,
             size=before.st_size,
             attributes_digest=attributes.digest(),
             sparse=segments,
@@ -362,7 +364,7 @@ class ImageWriter:
             payload_length=payload,
             blake3=digest,
         )
-        return row, had == payload and _same(before, after)
+        return row, had == payload and unchanged(before, after)
 
     def _copy(self, fd: int, segments: Segments, tick: Tick | None) -> tuple[int, bytes]:
         """Copies segments; returns (bytes the file really had, BLAKE3 of what was written)."""
@@ -372,7 +374,7 @@ class ImageWriter:
             while length:
                 piece = min(length, _SLICE)
                 if piece < ALIGN_FROM:
-                    data = _read_at(fd, offset, piece)
+                    data = read_at(fd, offset, piece)
                     had += len(data)
                     data += bytes(piece - len(data))
                     hasher.update(data)
@@ -395,7 +397,7 @@ class ImageWriter:
         self._sink.write(bytes(padding(len(data))))
         return offset
 
-    def _member(self, path: bytes, status: os.stat_result, attributes: Attributes) -> Member:
+    def _member(self, path: bytes, status: os.stat_result, attributes: Attributes, **fields: Any) -> Member:
         return Member(
             path=path,
             mode=stat.S_IMODE(status.st_mode),
@@ -405,13 +407,13 @@ class ImageWriter:
             gname=self._owners.group(status.st_gid),
             mtime_ns=status.st_mtime_ns,
             attributes=attributes,
+            **fields,
         )
 
-    def _row(self, path: bytes, kind: EntryType, status: os.stat_result) -> IndexRow:
+    def _row(self, path: bytes, kind: EntryType, status: os.stat_result, **fields: Any) -> IndexRow:
         return IndexRow(
             path=path,
             type=kind,
-            size=status.st_size if kind == "file" else 0,
             mode=stat.S_IMODE(status.st_mode),
             uid=status.st_uid,
             gid=status.st_gid,
@@ -422,6 +424,7 @@ class ImageWriter:
             dev=status.st_dev,
             inode=status.st_ino,
             nlink=status.st_nlink,
+            **fields,
         )
 
     def _keep(self, row: IndexRow) -> IndexRow:
@@ -431,35 +434,6 @@ class ImageWriter:
         if row.type != "directory" or row.outcome != "whole":
             self._outcomes[row.outcome] += 1
         return row
-
-
-def _sparse_segments(fd: int, status: os.stat_result) -> Segments | None:
-    """Where a file's data lies; None when it has no holes worth telling."""
-    if status.st_blocks * 512 >= status.st_size:
-        return None
-    extents = data_extents(fd, status.st_size)
-    if extents == [(0, status.st_size)]:
-        return None
-    if len(extents) > MAX_SEGMENTS:
-        start = extents[MAX_SEGMENTS - 1][0]
-        extents[MAX_SEGMENTS - 1 :] = [(start, status.st_size - start)]
-    return tuple(extents)
-
-
-def _read_at(fd: int, offset: int, length: int) -> bytes:
-    """Up to ``length`` bytes; fewer only where the file ends."""
-    data = os.pread(fd, length, offset)
-    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-        data += more
-    return data
-
-
-def _same(before: os.stat_result, after: os.stat_result) -> bool:
-    return (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
-        after.st_size,
-        after.st_mtime_ns,
-        after.st_ctime_ns,
-    )
 
 
 def _reason(error: Exception) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _SECRET = re.compile(
-    r"""(?ix) \b ([\w-]*(?:password|secret|token|key|dsn|user)[\w-]*) (\s*=\s*) ("(?:[^"\\]|\\.)*" | '[^']*')"""
+    r"""(?ix) \b ([\w-]*(?:password|secret|token|key|dsn|user)[\w-]*) (\s*=\s*)
+    ("(?:[^"\\]|\\.)*" | '[^']*')"""
 )
 _CREDENTIALS_IN_URL = re.compile(r"://[^/\s\"']*@")
 _REFERENCE = re.compile(r"\b(env|file|block):[^\s\"',}]+")

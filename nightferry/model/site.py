@@ -63,6 +63,7 @@ class StagingSettings(Section):
     """Read and write past the page cache (the 2003 process's ``/fu``)."""
     buffer_bytes: Annotated[Size, Field(ge=64 * KIB, le=64 * MIB, multiple_of=4096)] = 2 * MIB
     buffers: Annotated[int, Field(strict=True, ge=2, le=256)] = 16
+    """Buffers of one store's ring; several streams share twice as many, so memory stays bounded."""
     streams: Annotated[int, Field(strict=True, ge=1, le=64)] = 4
     """Stores staged at once."""
     verify: Verify = "sample:1%"

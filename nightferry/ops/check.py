@@ -19,8 +19,8 @@ from nightferry.units import format_size
 def check(loaded: LoadedSite) -> list[Finding]:
     """Every finding, in the order in which a night would meet them. Changes nothing.
 
-    A site that asks for what this release cannot do gets that one finding for each, and the rest is still looked at
-    where it can be.
+    A site that asks for what this release cannot do gets that one finding for each, and the rest is still
+    looked at where it can be.
     """
     undelivered = loaded.site.undelivered()
     if undelivered:
@@ -145,7 +145,8 @@ def _room(opened: OpenSite, back_group: str, path: Path) -> Iterator[Finding]:
         yield Finding(
             "NF-STAGE-004",
             "fail",
-            f"{back_group}: tonight needs about {format_size(expected)}, {format_size(max(free, 0))} may be used",
+            f"{back_group}: tonight needs about {format_size(expected)}, "
+            f"{format_size(max(free, 0))} may be used",
             "free staging (deliver what is owed) or enlarge the disk",
         )
 

@@ -1,7 +1,7 @@
 """The gate between the stages: it opens on proof, never because time passed.
 
-The seal is written to the BACK disk first and to the catalog second. The gate compares both: a seal that only one
-of them knows, or that they tell differently, keeps it shut.
+The seal is written to the BACK disk first and to the catalog second. The gate compares both: a seal that only
+one of them knows, or that they tell differently, keeps it shut.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from nightferry.errors import ConfigError, GateClosed
 from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, SealedStore, SealRecord
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.run import due_stores, set_state
-from nightferry.ops.stage import is_there, require_owner
+from nightferry.ops.stage import is_safe, require_owner
 
 GateState = Literal["open", "held", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
 class GateView:
-    """What the gate says of a run. ``closed``: stage one is not complete; ``held``: it is, and stores are missing."""
+    """What the gate says. ``closed``: stage one is not complete; ``held``: it is, and stores are missing."""
 
     run: str
     back_group: str
@@ -70,7 +70,7 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
     for group, store in due_stores(run):
         image = next(iter(opened.catalog.images(group, store, run=run.run)), None)
         failure = failures.get((group, store))
-        if image is not None and is_there(opened, image):
+        if image is not None and is_safe(opened, image):
             lines.append(_line(image))
         else:
             reason = failure.error if failure else "not staged yet"
@@ -176,7 +176,8 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
     wrong = [s for s in stores if s not in lacking]
     if wrong or not stores:
         raise ConfigError(
-            f"nothing to approve for {', '.join(wrong) or 'no store'}; the seal misses: {', '.join(lacking) or 'nothing'}",
+            f"nothing to approve for {', '.join(wrong) or 'no store'}; "
+            f"the seal misses: {', '.join(lacking) or 'nothing'}",
             hint="name stores that the seal lacks with --store; `nightferry gate show` lists them",
             subject=run.run,
         )

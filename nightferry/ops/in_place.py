@@ -163,8 +163,10 @@ _JOURNALS = ("-wal", "-shm", "-journal")
 
 
 def set_journals_aside(database: Path) -> dict[str, Path]:
-    """Takes an old SQLite database's journals out of the way before the exchange: replayed onto the new one they
-    would destroy it. Nobody has the database open, so one is only there after its last user crashed.
+    """Takes an old SQLite database's journals out of the way before the exchange.
+
+    Replayed onto the new database they would destroy it. Nobody has the database open, so one is only there
+    after its last user crashed.
 
     Returns:
         Suffix → where it lies now; see ``give_journals_back``.
@@ -182,8 +184,7 @@ def set_journals_aside(database: Path) -> dict[str, Path]:
 
 
 def give_journals_back(journals: dict[str, Path], database: Path) -> None:
-    """Puts journals beside the old database under its new name: what was committed and waits in them stays readable
-    there."""
+    """Puts journals beside the old database under its new name: what waits in them can still be read there."""
     real = Path(os.path.realpath(database))
     for suffix, journal in journals.items():
         journal.rename(real.with_name(real.name + suffix))

@@ -1,11 +1,11 @@
-"""Moving a BACK group's disk: to the active node for stage one, through the gate to a passive node for stage two."""
+"""Moving a BACK group's disk: to the active node for stage one, through the gate to a passive one."""
 
 from __future__ import annotations
 
 import logging
 
 from nightferry.cluster.disk import OwnerToken
-from nightferry.errors import ClusterError, MoveFailed
+from nightferry.errors import BusyError, ClusterError, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
 from nightferry.ops.opened import OpenSite, operator
@@ -15,13 +15,25 @@ log = logging.getLogger(__name__)
 
 
 def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: Cancel) -> str:
-    """Brings the disk to the run's active node. Refused while a reader still holds it.
+    """Brings the disk to the run's active node. Waits, and says for whom, while a reader still holds it.
 
     Raises:
-        BusyError: stage two, a restore or a verify reads from the disk.
+        BusyError: a reader holds it and ``on_overrun = "skip"``.
         MoveFailed: the disk did not arrive.
+        Cancelled: while it waited.
     """
-    return _move(opened, run.back_group, run.node, run.run, progress=progress, cancel=cancel)
+    said = ""
+    while True:
+        try:
+            return _move(opened, run.back_group, run.node, run.run, progress=progress, cancel=cancel)
+        except BusyError as error:
+            if opened.site.back_group(run.back_group).on_overrun == "skip":
+                raise
+            if error.message != said:
+                progress.say(f"waiting: {error.message}")
+                said = error.message
+        cancel.check()
+        opened.clock.sleep(1.0)
 
 
 def to_passive(
@@ -70,8 +82,8 @@ def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
 def move_ungated(
     opened: OpenSite, back_group: str, to: str, reason: str, *, progress: Progress, cancel: Cancel
 ) -> str:
-    """Maintenance: not through the gate, but still verified and never while somebody reads. Who and why go into the
-    owner token and the catalog."""
+    """Maintenance: not through the gate, but still verified and never while somebody reads. Who and why go
+    into the owner token and the catalog."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     return _move(
         opened, back_group, to, f"maintenance by {operator()}: {reason}", progress=progress, cancel=cancel
@@ -86,7 +98,8 @@ def _move(
     known = opened.catalog.owner(back_group)
     if token is not None and known is not None and known.epoch > token.epoch:
         raise MoveFailed(
-            f"the disk of {back_group} says epoch {token.epoch}, the catalog {known.epoch}: not the disk we know",
+            f"the disk of {back_group} says epoch {token.epoch}, the catalog {known.epoch}: "
+            "not the disk we know",
             hint="check what is mounted there; nothing was moved",
             subject=back_group,
         )

@@ -103,11 +103,10 @@ class OpenSite:
         return Path(self.site.back_group(back_group).path) / image.path
 
     def ring_settings(self) -> RingSettings:
-        """How stage one and restores move bytes."""
+        """How one stream of stage one moves bytes; all streams together hold at most twice ``buffers``."""
         staging = self.site.staging
-        return RingSettings(
-            buffer_bytes=staging.buffer_bytes, buffers=staging.buffers, unbuffered=staging.unbuffered
-        )
+        share = max(2, min(staging.buffers, 2 * staging.buffers // staging.streams))
+        return RingSettings(buffer_bytes=staging.buffer_bytes, buffers=share, unbuffered=staging.unbuffered)
 
     def room_lock(self, back_group: str) -> threading.Lock:
         """Held between looking at a disk's free room and reserving a part of it."""
@@ -152,7 +151,7 @@ class OpenSite:
 
     @contextmanager
     def scratch(self, image: ImageRecord) -> Iterator[Path]:
-        """A file below the staging path that is gone afterwards, for an image on its way between destinations."""
+        """A file below the staging path for an image on its way between destinations; gone afterwards."""
         folder = self.scratch_folder(self.site.group(image.group).back_group)
         path = folder / f"{image.image}.{os.getpid()}.tar"
         try:
@@ -193,8 +192,8 @@ class OpenSite:
         return Catalog(path, node=self.host, clock=self.clock)
 
     def _make_root(self, name: str, url: str) -> None:
-        """Makes a folder destination's root before its first copy. Once it had copies, a missing root is a disk that
-        is not mounted, and must stay missing."""
+        """Makes a folder destination's root before its first copy. Once it had copies, a missing root is a
+        disk that is not mounted, and must stay missing."""
         root = Path(url.removeprefix("file://"))
         known = any(copy.destination == name for copy in self.catalog.all(CopyRecord))
         if url.startswith("file://") and not known and not root.exists() and root.parent.is_dir():

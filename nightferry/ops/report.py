@@ -172,7 +172,8 @@ def report_markdown(result: NightResult) -> str:
         state = image.state + (", degraded" if image.degraded else "")
         lines.append(
             f"| {image.group}/{image.store} | {state} | {format_size(image.size_bytes)} "
-            f"| {format_size(image.rate_bytes_per_s)}/s | {format_duration(took)} | {image.files} | {copies} |"
+            f"| {format_size(image.rate_bytes_per_s)}/s | {format_duration(took)} | {image.files} "
+            f"| {copies} |"
         )
     for failure in result.failures:
         lines.append(

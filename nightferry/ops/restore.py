@@ -1,7 +1,8 @@
 """Bringing back: which image, from which copy, which files, where to.
 
-The copies are tried in the order of their expected time. One that turns out damaged is marked, said, and the next
-one goes on with the files that are not restored yet; nothing half-written is ever left under a real name.
+The copies are tried in the order of their expected time. One that turns out damaged is marked, said, and the
+next one goes on with the files that are not restored yet; nothing half-written is ever left under a real
+name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nightferry.errors import (
     BusyError,
@@ -50,6 +51,14 @@ from nightferry.transfer.reading import FileReader
 from nightferry.units import counted
 
 
+class Absent(NamedTuple):
+    """A path that the image knows only by name. ``tolerated``: the restore is complete without it."""
+
+    path: bytes
+    why: str
+    tolerated: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
     """What a restore would do: shown by ``--dry-run``, followed without it."""
@@ -58,8 +67,8 @@ class RestorePlan:
     places: tuple[Choice, ...]
     rows: tuple[IndexRow, ...]
     target: Path
-    absent: tuple[tuple[bytes, str, bool], ...] = ()
-    """What was asked for and the image does not hold: path, why, and whether the image is whole all the same."""
+    absent: tuple[Absent, ...] = ()
+    """What was asked for and the image does not hold."""
 
     @property
     def bytes_wanted(self) -> int:
@@ -105,7 +114,8 @@ def find_image(
     if newest is None:
         raise ConfigError(
             f"no whole image of {group}/{store} began by {when.isoformat(timespec='seconds')}",
-            hint=f"`nightferry images --store {group}/{store}` lists what there is; --image names a partial one",
+            hint=f"`nightferry images --store {group}/{store}` lists what there is; "
+            "--image names a partial one",
             subject=f"{group}/{store}",
         )
     return newest
@@ -155,29 +165,30 @@ def plan_restore(
     chosen = [row for row in matching_rows(opened, image, patterns) if not row.deleted]
     rows = tuple(row for row in chosen if row.stored)
     places = places_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
-    # What a whole image lacks was tolerated; who names files wants exactly those.
-    tolerated = image.state == "whole" and not patterns
-    absent = tuple(
-        (
-            row.path,
-            _ABSENT.get(row.outcome, row.outcome),
-            tolerated or (row.outcome == "vanished" and not patterns),
-        )
-        for row in chosen
-        if not row.stored
-    )
-    return RestorePlan(image, places, rows, target, absent)
+    return RestorePlan(image, places, rows, target, tuple(_absent(image, chosen, named=bool(patterns))))
 
 
-_ABSENT = {
-    "vanished": "not in the image: it vanished before it was read",
-    "unreadable": "not in the image: it could not be read",
-}
+def _absent(image: ImageRecord, chosen: Sequence[IndexRow], *, named: bool) -> Iterator[Absent]:
+    """What a whole image lacks was tolerated, what vanished was not there; who names files wants those."""
+    reasons = {"vanished": "it vanished before it was read", "unreadable": "it could not be read"}
+    for row in chosen:
+        if not row.stored:
+            tolerated = not named and (image.state == "whole" or row.outcome == "vanished")
+            yield Absent(row.path, f"not in the image: {reasons.get(row.outcome, row.outcome)}", tolerated)
 
 
 def _tell_absent(plan: RestorePlan, tree: TargetTree) -> None:
     for path, why, tolerated in plan.absent:
         (tree.lose if tolerated else tree.refuse)(path, why)
+
+
+def _may_match(chosen: Matcher, single: Mapping[str, Matcher], path: bytes) -> bool:
+    """Whether a row of this path, a directory or not, could be asked for: the path does not tell which."""
+    return any(
+        matcher.matches(path, directory=directory)
+        for matcher in (chosen, *single.values())
+        for directory in (True, False)
+    )
 
 
 def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str]) -> Iterator[IndexRow]:
@@ -188,7 +199,8 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    for row in Index(opened.catalog.index_path(image.image).read_bytes()):
+    index = Index(opened.catalog.index_path(image.image).read_bytes())
+    for row in index.select(lambda path: _may_match(chosen, unmatched, path)) if patterns else index:
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
             del unmatched[pattern]
@@ -204,7 +216,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
 
 @contextmanager
 def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
-    """The image's bytes at a place, every chunk proved against the catalog's chunk table before it is handed out."""
+    """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
     chunks = opened.catalog.chunks(image.image)
     if place.copy is None:
         back_group = opened.site.group(image.group).back_group
@@ -410,7 +422,7 @@ def restore_in_place(
 
 
 def _require_no_journals(plan: RestorePlan) -> None:
-    """A journal that lies where a database is restored to belongs to another one, and would be replayed onto it.
+    """A journal that lies where a database is restored to is another one's, and would be replayed onto it.
 
     Raises:
         ConfigError: one is there.
@@ -422,7 +434,8 @@ def _require_no_journals(plan: RestorePlan) -> None:
             journal = plan.target / os.fsdecode(row.path + suffix.encode())
             if os.path.lexists(journal):
                 raise ConfigError(
-                    f"{journal} would be replayed onto the restored {safe(row.path)}: it belongs to another database",
+                    f"{journal} would be replayed onto the restored {safe(row.path)}: "
+                    "it belongs to another database",
                     hint="move it away together with its database, or restore elsewhere with --to",
                     subject=str(journal),
                 )

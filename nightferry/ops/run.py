@@ -52,8 +52,9 @@ def run_lock(
 
     Inside itself (a subflow of the night) it gives the lock that is held already.
 
-    A run of the same window that is at work elsewhere is busy. One of an *older* window (its stage two overran) is
-    treated as ``on_overrun`` says: asked to drain at an image boundary, waited for, or left alone.
+    A run of the same window that is at work elsewhere is busy. One of an *older* window (its stage two
+    overran) is treated as ``on_overrun`` says: asked to drain at an image boundary, waited for, or left
+    alone.
 
     Raises:
         BusyError: another process runs this window, or ``on_overrun = "skip"``.
@@ -224,7 +225,8 @@ def _selection(
                 if store not in fixed:
                     raise ConfigError(
                         f"store {name}/{store} is not in the fixed selection of {name}",
-                        hint=f"see `nightferry selection diff {name}`, then `nightferry selection fix {name}`",
+                        hint=f"see `nightferry selection diff {name}`, "
+                        f"then `nightferry selection fix {name}`",
                     )
             if not asked:
                 continue

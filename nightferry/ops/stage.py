@@ -1,8 +1,9 @@
 """Stage one of one store: source → image on staging → read back → record.
 
-The order of the commits makes every crash harmless. ``<image>.tar.partial`` grows; when it is whole and on the disk,
-its side files are written, then it is renamed, then a sample is read back, and only then the catalog gets its record.
-A rerun returns a recorded image, adopts a renamed one after checking every byte, and removes a partial.
+The order of the commits makes every crash harmless. ``<image>.tar.partial`` grows; when it is whole and on
+the disk, its side files are written, then it is renamed, then a sample is read back, and only then the
+catalog gets its record. A rerun returns a recorded image, adopts a renamed one after checking every byte, and
+removes a partial.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from nightferry import __version__
@@ -25,9 +26,11 @@ from nightferry.image.format import ImageHeader
 from nightferry.image.reader import ImageReader
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.model.names import image_name
-from nightferry.model.records import FailureRecord, FreedRecord, ImageRecord, ImageState, Outcomes, RunRecord
+from nightferry.model.records import FailureRecord, ImageRecord, ImageState, Outcomes, RunRecord
 from nightferry.model.stores import StoreRef, Tolerate
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.room import free_room, free_staging, remove_staged, side_path
+from nightferry.ops.run_log import log_image
 from nightferry.ops.sources import open_source
 from nightferry.progress import Cancel, Progress
 from nightferry.source.base import Estimate
@@ -42,8 +45,8 @@ from nightferry.units import format_size
 log = logging.getLogger(__name__)
 
 MEMBER_OVERHEAD_BYTES = 4096
-"""Room for one member's headers, its padding and its index row: two blocks of headers for most, and a page for a
-large member's alignment."""
+"""Room for one member's headers, its padding and its index row: a few blocks for most, and a page for a large
+member's alignment."""
 
 IMAGE_OVERHEAD_BYTES = 1 << 20
 """Room for the first and last members and the index's own header."""
@@ -68,11 +71,11 @@ def stage_store(
     image = image_name(run.run, group, store, run.level)
     require_owner(opened, run)
     known = opened.catalog.latest(ImageRecord, image)
-    if known is not None and is_there(opened, known):
+    if known is not None and is_safe(opened, known):
         progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
         return known
     folder = Path(opened.site.back_group(run.back_group).path) / group / store
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
     target = folder / f"{image}.tar"
     if target.exists():
         adopted = _adopt(opened, target, progress)
@@ -101,6 +104,17 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
     return token
 
 
+def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether a recorded image need not be made again: it lies on staging, or a sound copy of it exists.
+
+    An image that has a copy keeps its name for good: made again it would be another one, and its copies
+    wrong.
+    """
+    return is_there(opened, image) or any(
+        copy.state in ("whole", "verified") for copy in opened.catalog.copies(image.image)
+    )
+
+
 def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
     if opened.catalog.freed(image.image):
@@ -109,11 +123,6 @@ def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     with suppress(FileNotFoundError):
         return path.stat().st_size == image.size_bytes and side_path(path, "chunks").exists()
     return False
-
-
-def side_path(tar: Path, side: str) -> Path:
-    """``x.tar`` → ``x.chunks`` or ``x.meta.json``."""
-    return tar.with_name(tar.name.removesuffix(".tar") + f".{side}")
 
 
 def _write(
@@ -145,14 +154,15 @@ def _write(
                     store=store.name,
                     level=run.level,
                     source_kind=store.kind,
-                    source=source.description,
+                    source=source.description | _described(definition),
                     node=run.node,
                     started=started,
                     nightferry=__version__,
                 )
-                writer = ImageWriter(sink, header)
-                source.write(writer, progress=progress, cancel=cancel, subject=subject)
-                summary = writer.finish()
+                scratch = opened.scratch_folder(run.back_group)
+                with closing(ImageWriter(sink, header, spill_directory=scratch)) as writer:
+                    source.write(writer, progress=progress, cancel=cancel, subject=subject)
+                    summary = writer.finish()
             except BaseException:
                 sink.abort()
                 raise
@@ -204,6 +214,12 @@ def expected_bytes(estimate: Estimate) -> int:
     return estimate.bytes + estimate.files * MEMBER_OVERHEAD_BYTES + IMAGE_OVERHEAD_BYTES
 
 
+def _described(definition: StoreRef) -> dict[str, str]:
+    """The operator's own words for the store, else for its storage group."""
+    words = definition.store.description or definition.group.description
+    return {"description": words} if words else {}
+
+
 def _reserve(
     opened: OpenSite,
     run: RunRecord,
@@ -215,24 +231,27 @@ def _reserve(
 ) -> DirectWriter:
     """Looks at the free room and takes it in one step, so that two stores never count on the same room."""
     with opened.room_lock(run.back_group):
-        room = _free_room(opened, run.back_group)
+        room = free_room(opened, run.back_group)
         if size_bytes > room:
+            freed = free_staging(opened, run.back_group, needed_bytes=size_bytes - room)
+            log.info("freed %d images to make room for %s", len(freed), subject)
+            room = free_room(opened, run.back_group)
+        if size_bytes > room:
+            disk = opened.site.back_group(run.back_group).path
             raise StagingFull(
-                f"{subject} needs {format_size(size_bytes)} on {partial.parent.parent.parent}, "
+                f"{subject} needs {format_size(size_bytes)} on {disk}, "
                 f"{format_size(max(room, 0))} may be used",
                 subject=subject,
                 operation="stage",
             )
         return DirectWriter(
-            partial, settings=opened.ring_settings(), expected_bytes=size_bytes, meter=meter, cancel=cancel
+            partial,
+            settings=opened.ring_settings(),
+            expected_bytes=size_bytes,
+            meter=meter,
+            cancel=cancel,
+            mode=0o600 if opened.site.staging.restricted else 0o640,
         )
-
-
-def _free_room(opened: OpenSite, back_group: str) -> int:
-    """Bytes that may be written to the BACK disk without touching ``keep_free``."""
-    stat = os.statvfs(opened.site.back_group(back_group).path)
-    keep = opened.site.staging.keep_free_bytes(stat.f_blocks * stat.f_frsize)
-    return stat.f_bavail * stat.f_frsize - keep
 
 
 def judge(outcomes: Outcomes, tolerate: Tolerate) -> ImageState:
@@ -283,7 +302,8 @@ def read_index(path: Path, chunks: bytes) -> bytes:
 
 
 def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:
-    """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it fails."""
+    """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
+    fails."""
     try:
         record = ImageRecord.model_validate_json(side_path(target, "meta.json").read_bytes())
         chunks = side_path(target, "chunks").read_bytes()
@@ -304,6 +324,7 @@ def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | 
 
 def _record(opened: OpenSite, record: ImageRecord, index: bytes, chunks: bytes) -> None:
     opened.catalog.keep_index(record.image, index, chunks)
+    log_image(opened, record, index)
     opened.catalog.append(record)
     log.info("staged %s: %s, %s", record.image, format_size(record.size_bytes), record.state)
 
@@ -325,19 +346,6 @@ def record_failure(
     )
     opened.catalog.append(failure)
     return failure
-
-
-def remove_staged(target: Path) -> None:
-    """Removes an image and its side files from staging; the tar goes first, so that no tar is ever without them."""
-    target.unlink(missing_ok=True)
-    for side in ("chunks", "meta.json"):
-        side_path(target, side).unlink(missing_ok=True)
-
-
-def free_image(opened: OpenSite, image: ImageRecord, reason: str) -> None:
-    """Gives an image's room back; the record of it is written first, so that a crash only leaves bytes too many."""
-    opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=opened.clock.now()))
-    remove_staged(opened.staged_path(image))
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -17,8 +17,8 @@ EXIT_CODES: dict[Colour, int] = {"green": 0, "amber": 3, "red": 30}
 class StoreStatus:
     """One store's standing.
 
-    green: the newest whole image is young enough and every copy of its policy is verified; amber: it can be restored,
-    but something of that is missing; red: nothing whole that is young enough can be restored.
+    green: the newest whole image is young enough and every copy of its policy is verified; amber: it can be
+    restored, but something of that is missing; red: nothing whole that is young enough can be restored.
     """
 
     group: str

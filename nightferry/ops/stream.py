@@ -1,8 +1,8 @@
 """Stage two: every staged image to every destination of its policy, proved there, and staging freed.
 
-What is owed is computed from the records, never remembered: an image that lies on staging and lacks a verified copy
-at a destination of its policy. So a night that was cut off, drained or that found a destination away is caught up by
-the next one without anybody keeping a list.
+What is owed is computed from the records, never remembered: an image that lies on staging and lacks a
+verified copy at a destination of its policy. So a night that was cut off, drained or that found a destination
+away is caught up by the next one without anybody keeping a list.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nightferry.errors import (
 )
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.stage import free_image, read_index, side_path
-from nightferry.plan.staging import freeable
+from nightferry.ops.room import side_path
+from nightferry.ops.stage import read_index
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
@@ -119,8 +119,8 @@ class Owed:
 def owed(opened: OpenSite, back_group: str) -> list[Owed]:
     """Every copy that the images on a BACK group's staging still owe; what was owed longest comes first.
 
-    Partial images are owed too once an operator approved them; an image that neither is whole nor approved stays on
-    staging until its run is settled.
+    Partial images are owed too once an operator approved them; an image that neither is whole nor approved
+    stays on staging until its run is settled.
     """
     opened.catalog.refresh()
     groups = {g.name: g for g in opened.site.groups_of(back_group)}
@@ -149,8 +149,8 @@ def stream_image(
 ) -> CopyRecord:
     """Makes one verified copy, or finds that it is there already.
 
-    First what an earlier try may have left is looked for at the destination itself; only when it is not there a new
-    epoch begins. The copy is then read back whole: only that makes it ``verified``.
+    First what an earlier try may have left is looked for at the destination itself; only when it is not there
+    a new epoch begins. The copy is then read back whole: only that makes it ``verified``.
 
     Raises:
         DestinationError: ``retryable`` says whether another try can help.
@@ -195,6 +195,7 @@ def _put(
 ) -> CopyRecord:
     image = outgoing.record
     subject = f"{image.group}/{image.store} → {target.name}"
+    _give_up_damaged(opened, target, image)
     with target.lane(progress=progress, cancel=cancel) as lane:
         epoch = opened.catalog.next_epoch(image.image, target.name)
         copy = CopyRecord(
@@ -217,6 +218,15 @@ def _put(
             raise
     progress.end(subject, "whole")
     return _arrival(opened, copy, receipt)
+
+
+def _give_up_damaged(opened: OpenSite, target: Destination, image: ImageRecord) -> None:
+    """Takes a damaged copy out of the new one's way. The record comes first: it is lost from then on."""
+    for copy in opened.catalog.all_copies(image.image):
+        if copy.destination == target.name and copy.state == "damaged":
+            note = f"given up for a new copy; {copy.note}"[:500]
+            opened.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
+            target.remove(copy.location)
 
 
 def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord:
@@ -266,7 +276,7 @@ def verify_copy(
     Args:
         opened: The site.
         copy: A copy that is not lost.
-        sample: Share of chunks to read; only a full reading makes a copy ``verified``, a sample leaves its state.
+        sample: Share of chunks to read; only a full reading makes a copy ``verified``.
         progress: Told of every chunk.
         cancel: Seen at every chunk.
 
@@ -330,27 +340,8 @@ def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> 
     return damaged
 
 
-def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) -> list[ImageRecord]:
-    """Frees what staging may give back; see ``plan.staging.freeable`` for the rule."""
-    opened.catalog.refresh()
-    groups = {g.name: g for g in opened.site.groups_of(back_group)}
-    staged = [
-        image
-        for image in opened.catalog.images()
-        if image.group in groups
-        and not opened.catalog.freed(image.image)
-        and opened.staged_path(image).exists()
-    ]
-    copies = {image.image: opened.catalog.copies(image.image) for image in staged}
-    policies = {name: opened.policy(group) for name, group in groups.items()}
-    freed = freeable(staged, copies, policies, needed_bytes=needed_bytes)
-    for image in freed:
-        free_image(opened, image, "its policy's copies are verified")
-    return freed
-
-
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
-    """Keeps a copy of the catalog at a destination, so that it survives the catalog's disk; returns its name."""
+    """Keeps a copy of the catalog at a destination, against the loss of its disk; returns its name."""
     name = f"catalog-{when:%Y%m%dT%H%M%SZ}.parquet"
     opened.destination(destination).put_catalog(name, opened.catalog.export())
     return name

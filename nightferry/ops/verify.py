@@ -107,8 +107,9 @@ def remake_copy(
 ) -> CopyRecord:
     """Makes a verified copy at a destination, from staging or from the nearest other copy.
 
-    From another copy the image is first brought to a scratch file below the staging path, so that a slow source never
-    keeps a tape drive stopping and starting, and so that it is proved whole before a byte is written.
+    From another copy the image is first brought to a scratch file below the staging path, so that a slow
+    source never keeps a tape drive stopping and starting, and so that it is proved whole before a byte is
+    written.
 
     Raises:
         CopyMissing: the image cannot be read anywhere else.

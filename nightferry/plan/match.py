@@ -1,9 +1,9 @@
 """Which paths of an index a pattern means.
 
 Patterns are read as in a gitignore file: without a slash they match at any depth, with one they begin at the
-store's top, and a directory means all below it. A path written out always means itself, whatever characters it
-holds. A leading ``!`` takes back what earlier patterns chose; of all patterns that fit a path the last
-one counts. ``/`` and ``.`` mean the whole store.
+store's top, and a directory means all below it. A path written out always means itself, whatever characters
+it holds. A leading ``!`` takes back what earlier patterns chose; of all patterns that fit a path the last one
+counts. ``/`` and ``.`` mean the whole store.
 """
 
 from __future__ import annotations

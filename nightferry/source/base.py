@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -17,6 +18,14 @@ class Estimate:
 
     bytes: int
     files: int
+
+
+def describe_path(path: bytes) -> dict[str, str]:
+    """A path for an image's header: as text, and exactly when it is not UTF-8."""
+    try:
+        return {"path": path.decode()}
+    except UnicodeDecodeError:
+        return {"path": safe(path, 4096), "path_b64": base64.b64encode(path).decode()}
 
 
 class Source(Protocol):

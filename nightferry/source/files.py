@@ -18,7 +18,7 @@ from nightferry.image.index import Outcome
 from nightferry.image.writer import ImageWriter
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
-from nightferry.source.base import Estimate, Pulse
+from nightferry.source.base import Estimate, Pulse, describe_path
 
 MAX_DEPTH: Final = 400
 """Directories are read by descriptors, one for each level that is open."""
@@ -71,7 +71,7 @@ class FilesSource:
     def description(self) -> dict[str, Any]:
         """Path, patterns and ``one_file_system``."""
         return {
-            "path": safe(self._path, 4096),
+            **describe_path(self._path),
             "exclude": list(self._exclude),
             "one_file_system": self._one_file_system,
         }

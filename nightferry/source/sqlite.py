@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
-from nightferry.errors import ConfigError, StoreUnreadable
+from nightferry.errors import ConfigError, StagingFull, StoreUnreadable
 from nightferry.image.attributes import read_attributes
 from nightferry.image.writer import ImageWriter
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
-from nightferry.source.base import Estimate, Pulse
+from nightferry.source.base import Estimate, Pulse, describe_path
 
 MAGIC: Final = b"SQLite format 3\0"
 SUFFIXES: Final = (b".db", b".db3", b".sqlite", b".sqlite3")
@@ -40,7 +40,7 @@ class SqliteSource:
     ``-journal`` are never taken: the copy holds what was committed when it was made.
 
     Mode, owner, times and attributes are those of the database. While a database is copied, writers that use
-    a rollback journal wait; those of a WAL database do not. The database is opened read only. Only when a
+    a rollback journal wait; those of a WAL database do not. Nothing is written to the database. Only when a
     crashed writer left a transaction half written is that rolled back, as the next program to open the
     database would do; the image carries a note of it.
 
@@ -59,7 +59,7 @@ class SqliteSource:
     @property
     def description(self) -> dict[str, Any]:
         """The path."""
-        return {"path": safe(self._path, 4096)}
+        return dict(describe_path(self._path))
 
     def estimate(self) -> Estimate:
         """Sizes of the databases and of what waits in their write-ahead logs."""
@@ -126,12 +126,17 @@ class SqliteSource:
         except OSError as error:
             image.add_absent(name, "unreadable", error.strerror or str(error), status)
             return
-        with tempfile.TemporaryDirectory(prefix=".nightferry-", dir=self._scratch_directory) as scratch:
+        with self._scratch() as scratch:
             copy = Path(scratch) / "copy"
             try:
                 if _copy_or_recover(database, copy, cancel):
                     image.note(f"{safe(name)}: a transaction that a crashed writer left was rolled back")
-            except (sqlite3.Error, DatabaseDamaged, TimeoutError) as error:
+            except (sqlite3.Error, DatabaseDamaged, OSError) as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+                    raise StagingFull(
+                        f"no room in {self._scratch_directory} for a copy of {safe(database)}",
+                        subject=safe(database),
+                    ) from error
                 image.add_absent(name, "unreadable", f"SQLite cannot copy it: {error}", status)
                 return
             fd = os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
@@ -139,6 +144,15 @@ class SqliteSource:
                 image.add_file(name, fd, described_by=status, attributes=attributes, tick=pulse)
             finally:
                 os.close(fd)
+
+    def _scratch(self) -> tempfile.TemporaryDirectory[str]:
+        try:
+            return tempfile.TemporaryDirectory(prefix=".nightferry-", dir=self._scratch_directory)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make a folder in {self._scratch_directory}: {error.strerror}",
+                hint="databases are copied to staging first: it must be there and writable",
+            ) from error
 
 
 def _candidates(directory: bytes) -> Iterator[bytes]:
@@ -160,7 +174,7 @@ def _candidates(directory: bytes) -> Iterator[bytes]:
 def _copy_or_recover(database: bytes, copy: Path, cancel: Cancel) -> bool:
     """As ``_copy``; returns whether a transaction had to be rolled back in the database itself."""
     try:
-        _copy(database, copy, cancel)
+        _copy(database, copy, cancel, mode="rw" if _is_idle_wal(database) else "ro")
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
             raise
@@ -169,7 +183,20 @@ def _copy_or_recover(database: bytes, copy: Path, cancel: Cancel) -> bool:
     return False
 
 
-def _copy(database: bytes, copy: Path, cancel: Cancel, *, mode: str = "ro") -> None:
+def _is_idle_wal(database: bytes) -> bool:
+    """Whether it is a WAL database that nobody has open.
+
+    A read-only connection would leave an empty ``-wal`` and ``-shm`` behind there; one that may write removes
+    them when it closes, and writes nothing else.
+    """
+    if os.path.lexists(database + b"-wal"):
+        return False
+    with open(database, "rb") as file:
+        header = file.read(20)
+    return header[18:20] == b"\2\2"  # SQLite file format 1.3.2: write and read version, 2 is WAL
+
+
+def _copy(database: bytes, copy: Path, cancel: Cancel, *, mode: str) -> None:
     """Makes a consistent copy and checks it.
 
     Raises:

@@ -183,8 +183,8 @@ class Buffers:
     """``count`` buffers of ``size`` bytes each in one anonymous mapping, so every one begins on a page."""
 
     def __init__(self, count: int, size: int) -> None:
-        # Private, because only private memory gets huge pages: with them pinning a buffer for the disk costs a
-        # third of the system time.
+        # Private, because only private memory gets huge pages: with them pinning a buffer for the disk costs
+        # a third of the system time.
         self._memory = mmap.mmap(-1, count * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # A child forked meanwhile must not share pages that the disk is writing into.
         self._memory.madvise(mmap.MADV_DONTFORK)

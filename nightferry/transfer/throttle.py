@@ -107,7 +107,7 @@ class Throttle:
             with self._lock:
                 rate = self._refill()
                 owed = ticket - self._allowed
-            if rate is None or owed <= 0:
+            if rate is None or owed < 1:  # less than a byte is what floating point leaves over
                 return
             self._clock.sleep(min(owed / rate, SLICE_S))
 

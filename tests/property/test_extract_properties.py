@@ -14,8 +14,8 @@ from typing import Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightferry.ops.metadata import Metadata
 from nightferry.model.text import path_fields
+from nightferry.ops.metadata import Metadata
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.tree import TEMPORARY_PREFIX, Overwrite, TargetTree
 from nightferry.ops.walk import Refused, components

@@ -1,4 +1,5 @@
-"""Installs the system programs that the tests hold nightferry against. Needs root; without it, says what is missing.
+"""Installs the system programs that the tests hold nightferry against. Needs root;
+without it, says what is missing.
 
 Run as ``python -m tests.servers.install``.
 """
@@ -18,6 +19,7 @@ PROGRAMS = {
     "fincore": "util-linux",
     "sqlite3": "sqlite3",
     "xxhsum": "xxhash",
+    "b3sum": "b3sum",
 }
 """Program → Debian package."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nightferry.errors import NightferryError
 from nightferry.model.records import RunRecord
-from nightferry.ops import gate, move, run, stage, stream
+from nightferry.ops import gate, move, room, run, stage, stream
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 
@@ -35,7 +35,7 @@ def stage_two(opened: OpenSite, record: RunRecord) -> None:
         with opened.disk(record.back_group).read_lease("stage two"):
             for owed in stream.owed(opened, record.back_group):
                 stream.stream_image(opened, owed.image, owed.destination, progress=QUIET, cancel=cancel)
-            stream.free_staging(opened, record.back_group)
+            room.free_staging(opened, record.back_group)
         run.end_run(opened, record, "whole")
 
 

@@ -30,6 +30,8 @@ class Bay:
         self.cartridge: Cartridge | None = None
         self.holder: int | None = None
         self.lock: DriveLock | None = None
+        self.writing = False
+        """An image is on its way through: the bay cannot be lent for reading, not even to its holder."""
 
     @property
     def address(self) -> Address:
@@ -73,19 +75,36 @@ class Bays:
         return self._bays[number].holder is None
 
     def mine(self) -> Bay | None:
-        """The bay this thread has leased."""
-        return next((bay for bay in self._bays if bay.holder == threading.get_ident()), None)
+        """The bay this thread has leased and does not write through at this moment."""
+        me = threading.get_ident()
+        return next((bay for bay in self._bays if bay.holder == me and not bay.writing), None)
 
     @contextmanager
     def lease(self, rank: Callable[[str], int], cancel: Cancel) -> Iterator[Bay]:
         """A free bay, the one with the lowest ``rank`` of the barcode in it (empty when none); waits while
         all are taken."""
         while (bay := self._take_best(rank)) is None:
+            if all(bay.holder == threading.get_ident() for bay in self._bays):
+                raise BusyError(
+                    f"every drive of {self._library.name} is in use by the one who asks for another",
+                    hint="one drive cannot read and write at once: give the library a second one",
+                )
             self._wait(cancel)
         try:
             yield bay
         finally:
             self._give_back(bay)
+
+    @contextmanager
+    def borrow(self) -> Iterator[Bay | None]:
+        """The bay this thread has, else any free one, else None; never waits."""
+        mine = self.mine()
+        bay = mine or self._take_best(len)
+        try:
+            yield bay
+        finally:
+            if bay is not None and mine is None:
+                self._give_back(bay)
 
     @contextmanager
     def reading(self, barcode: str, cancel: Cancel) -> Iterator[Bay]:
@@ -118,6 +137,16 @@ class Bays:
         while not self.bring(bay, barcode):
             self.put_away(bay)
             self._be_patient(deadline, barcode, cancel)
+
+    def bring_or_wait(self, bay: Bay, barcode: str, cancel: Cancel) -> bool:
+        """Like ``bring``, but waits while another thread of this process has the cartridge."""
+        deadline = time.monotonic() + self._patience_s
+        while not self.bring(bay, barcode):
+            place = next((e.address for e in self.inventory() if e.barcode == barcode), None)
+            if place is not None and place.kind == "drive" and self.is_idle(place.number):
+                return False
+            self._be_patient(deadline, barcode, cancel)
+        return True
 
     def bring(self, bay: Bay, barcode: str) -> bool:
         """Brings a cartridge into a leased bay and loads it; False when somebody else has it.

@@ -7,6 +7,8 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from nightferry.errors import ConfigError
+
 _MAGIC = "NIGHTFERRY TAPE LABEL "
 _VERSION = 1
 _FIELDS = {
@@ -16,17 +18,18 @@ _FIELDS = {
     "created": r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z",
 }
 _PROSE = """
-This cartridge was written by nightferry, a two-stage backup. Tape file 0 is this label. Then, for every image, one tape
-file of the image's own bytes and one small tape file that describes it (the trailer). Every tape file ends with a
-filemark; records are 1 MiB, the last of a tape file may be shorter. Images and trailers are POSIX tar archives:
+This cartridge was written by nightferry, a two-stage backup. Tape file 0 is this label. Then, for every
+image, one tape file of the image's own bytes and one small tape file that describes it (the trailer).
+Every tape file ends with a filemark; records are 1 MiB, the last of a tape file may be shorter. Images and
+trailers are POSIX tar archives:
 
     mt -f /dev/nst0 rewind
     mt -f /dev/nst0 fsf 1                       # 1 for the first image, 3 for the second, ...
     dd if=/dev/nst0 bs=1M | tar tvf -
 
-A trailer (fsf 2, 4, ...) unpacks the same way; .nightferry/trailer.json in it names the image. An image that did not fit
-goes on on another cartridge, which its trailer names: join the parts in order, `cat part1 part2 | tar xf -`. Never write
-to a cartridge you only want to read: set its write-protect switch first.
+A trailer (fsf 2, 4, ...) unpacks the same way; .nightferry/trailer.json in it names the image. An image that
+did not fit goes on on another cartridge, which its trailer names: join the parts in order,
+`cat part1 part2 | tar xf -`. To read a cartridge, set its write-protect switch first.
 """
 
 
@@ -47,14 +50,21 @@ class Label:
         """The record to write: below 4 KiB of UTF-8.
 
         Raises:
-            ValueError: a field cannot stand in a label.
+            ConfigError: a field cannot stand in a label.
         """
         text = (
             f"{_MAGIC}{_VERSION}\nbarcode: {self.barcode}\npool: {self.pool}\nlabel: {self.label}\n"
             f"created: {self.created.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}\n{_PROSE}"
         ).encode()
-        if parse(text) != self:
-            raise ValueError(f"not a label that can be read back: {self}")
+        try:
+            same = parse(text) == self
+        except NotALabel:
+            same = False
+        if not same:
+            raise ConfigError(
+                f"barcode {self.barcode!r} and pool {self.pool!r} cannot stand on a label",
+                hint="use letters, digits, '.', '_' and '-'",
+            )
         return text
 
 

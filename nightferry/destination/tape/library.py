@@ -91,7 +91,8 @@ class TapeDestination:
         self._stock = Stock(name, pool, self._bays, register, library.cartridge_bytes, clock)
         self._media = Media(self._bays, self._stock, self._cancel)
         self._recovery = threading.Lock()
-        self._recovered: set[str] | None = None
+        self._open: set[str] | None = None
+        self._known: set[str] = set()
         self._whole: dict[tuple[str, int], Receipt] = {}
 
     @property
@@ -117,7 +118,9 @@ class TapeDestination:
 
     @contextmanager
     def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[TapeLane]:
+        self._recover(cancel)
         with self._bays.lease(self._stock.rank, cancel) as bay, self._stock.claims_of(bay):
+            self._stock.refresh(bay)
             yield TapeLane(self, bay)
 
     def write(
@@ -133,49 +136,68 @@ class TapeDestination:
         """Writes an image through a leased bay; after a failure the cartridge is looked at afresh before it
         is used."""
         writer = ImageWriter(self._stock, bay, self._clock, outgoing, epoch, kind, progress, cancel, wait_s)
+        bay.writing = True
         try:
             location = writer.write()
-        except BaseException:
-            bay.forget()
+        except BaseException as error:
+            try:
+                bay.forget()
+            except DestinationError as second:
+                error.add_note(f"{bay.name} could not be unloaded after it: {second}")
             raise
+        finally:
+            bay.writing = False
         receipt = Receipt(location.as_json(), location.size_bytes, lane=bay.name)
         if kind == "image":
             self._whole[outgoing.image, epoch] = receipt
         return receipt
 
     def find(self, image: str, epoch: int) -> Receipt | None:
-        self._recover()
+        self._recover(self._cancel)
         known = self._whole.get((image, epoch))
         if known is not None:
             return known
         trailer = self._stock.adopted.get((image, epoch))
-        if trailer is None and self._recovered is not None and image in self._recovered:
+        if trailer is None and image in self._known:
             trailer = self._look_back(image, epoch)
         if trailer is None or trailer.location is None:
             return None
         receipt = self._whole[image, epoch] = _receipt(trailer.location)
         return receipt
 
-    def _recover(self) -> None:
-        """Once per process: what a stopped process was writing is looked at, and what the catalog knows is
-        noted."""
-        with self._recovery:
-            if self._recovered is not None:
-                return
-            open_ones = [b for b, record in self._stock.records().items() if is_being_written(record)]
-            here = {e.barcode for e in self._bays.inventory()}
-            for barcode in open_ones:
-                if barcode not in here:
-                    continue
-                bay = self._bays.mine()
-                if bay is not None:
-                    self._stock.recover(bay, barcode)
-                else:
-                    with self._bays.lease(
-                        lambda inside, wanted=barcode: inside != wanted, self._cancel
-                    ) as bay:
-                        self._stock.recover(bay, barcode)
-            self._recovered = {image for record in self._stock.records().values() for image in record.images}
+    def _recover(self, cancel: Cancel) -> None:
+        """Looks at the cartridges that a stopped process was writing.
+
+        This comes before the first lane is given out, so that nothing is written again that is whole
+        already. What another process has at that time is looked at when it can be had.
+        """
+        while not self._recovery.acquire(timeout=0.1):
+            cancel.check()
+        try:
+            if self._open is None:
+                records = self._stock.records()
+                here = {e.barcode for e in self._bays.inventory()}
+                left_open = {b for b, record in records.items() if b in here and is_being_written(record)}
+                if left_open and self._bays.mine() is None:
+                    with self._bays.lease(_holding(min(left_open)), cancel) as bay:
+                        left_open -= self._examine(bay, left_open, cancel)
+                self._open = left_open
+                self._known |= {image for record in self._stock.records().values() for image in record.images}
+            if self._open:
+                # Later nobody is waited for: who waits for a drive here would keep those out who have one.
+                with self._bays.borrow() as borrowed:
+                    if borrowed is not None:
+                        self._open -= self._examine(borrowed, self._open, cancel)
+        finally:
+            self._recovery.release()
+
+    def _examine(self, bay: Bay, barcodes: set[str], cancel: Cancel) -> set[str]:
+        """The cartridges among ``barcodes`` of which nothing is unknown any more."""
+        examined = {barcode for barcode in sorted(barcodes) if self._stock.recover(bay, barcode, cancel)}
+        for barcode in examined:
+            record = self._stock.record_of(barcode)
+            self._known.update(record.images if record is not None else ())
+        return examined
 
     def _look_back(self, image: str, epoch: int) -> Trailer | None:
         """Looks for an image on the cartridges that the catalog names, newest tape file first."""
@@ -222,6 +244,10 @@ class TapeDestination:
 
     def put_catalog(self, name: str, data: bytes) -> None:
         outgoing = Bytes(name, data, blake3(data).hexdigest(), lambda piece: xxhash.xxh3_64(piece).digest())
+        mine = self._bays.mine()
+        if mine is not None:
+            self.write(mine, outgoing, 1, "catalog", QUIET, self._cancel, 0)
+            return
         with self.lane(progress=QUIET, cancel=self._cancel) as lane:
             lane.write(outgoing, 1, "catalog", progress=QUIET, cancel=self._cancel, wait_s=0)
 

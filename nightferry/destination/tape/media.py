@@ -120,7 +120,7 @@ class Media:
             known = record.label if record is not None else ""
             if cartridge.label is not None and cartridge.label.label != known:
                 raise WrongCartridge(
-                    f"{barcode} has the label {cartridge.label.label} of pool {cartridge.label.pool}: not labelled",
+                    f"{barcode} is labelled for pool {cartridge.label.pool} ({cartridge.label.label})",
                     subject=barcode,
                 )
             self._stock.label(cartridge, pool)
@@ -183,7 +183,7 @@ class Media:
                     Finding(
                         "NF-TAPE-003",
                         "warn",
-                        f"cartridge {view.barcode} in {view.element} is not ours and is not written to: {view.note}",
+                        f"{view.barcode} in {view.element} is not ours and not written to: {view.note}",
                         "take it out of the library, or out of the pool's barcodes",
                     )
                 )

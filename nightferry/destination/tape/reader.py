@@ -19,15 +19,15 @@ def mounted(bays: Bays, bay: Bay, barcode: str, label: str, cancel: Cancel) -> C
         WrongCartridge: its label is another.
         Unavailable: it is not in the library.
     """
-    bays.fetch(bay, barcode, cancel)
     if bay.cartridge is None or bay.cartridge.barcode != barcode:
+        bays.fetch(bay, barcode, cancel)
         bay.cartridge = Cartridge(bay.drive, barcode)
     found = bay.cartridge.label
     if found is None or found.label != label:
         bay.cartridge = None
+        has = f"the label {found.label}" if found is not None else "no label"
         raise WrongCartridge(
-            f"wrong cartridge in {bay.name}: {barcode} has {f'the label {found.label}' if found else 'no label'}, "
-            f"the catalog expects {label}",
+            f"wrong cartridge in {bay.name}: {barcode} has {has}, the catalog expects {label}",
             subject=barcode,
         )
     return bay.cartridge
@@ -88,7 +88,7 @@ class TapeReader:
         if isinstance(data, Mark) or len(data) != expected:
             found = f"a {data.value}" if isinstance(data, Mark) else f"{len(data)} bytes"
             raise MediumDamaged(
-                f"record {record} of tape file {part.file} on {part.barcode}: {found} in place of {expected} bytes",
+                f"record {record} of tape file {part.file} on {part.barcode}: {found}, not {expected} bytes",
                 subject=part.barcode,
             )
         return data

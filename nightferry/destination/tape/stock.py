@@ -31,14 +31,16 @@ _SAY_EVERY_S = 300.0
 class Need:
     """What a lane asks a cartridge for: so many bytes; whom to tell, what stops it, how long it waits.
 
-    It is used up by one cartridge: ``began`` and ``said`` are when the wait began and was last spoken of,
-    ``taken`` the cartridges that others had.
+    ``besides`` is the cartridge at hand, when the next one is asked for. A need is used up by one
+    cartridge: ``began`` and ``said`` are when the wait began and was last spoken of, ``taken`` the
+    cartridges that others had.
     """
 
     bytes_left: int
     progress: Progress
     cancel: Cancel
     wait_s: float
+    besides: str = ""
     began: float | None = None
     said: float | None = None
     taken: set[str] = field(default_factory=set)
@@ -87,6 +89,13 @@ class Stock:
         usable = record is not None and record.state == "appendable" and record.pool == self.pool.name
         return 0 if usable and self.pool.holds(barcode) else 2
 
+    def refresh(self, bay: Bay) -> None:
+        """A cartridge that the catalog now says something else of is looked at again before it is
+        written."""
+        here = bay.cartridge
+        if here is not None and here.record is not None and self.record_of(here.barcode) != here.record:
+            bay.cartridge = None
+
     @contextmanager
     def claims_of(self, bay: Bay) -> Iterator[None]:
         """What is claimed for a bay inside is given up at the end."""
@@ -132,14 +141,15 @@ class Stock:
             need.began = self._clock.monotonic()
         missing = max(1, -(-need.bytes_left // self._cartridge_bytes))
         while True:
-            barcode = self._claim_best(bay, need.taken)
+            barcode = self._claim_best(bay, need.taken | {need.besides})
             if barcode is not None:
                 return barcode
             need.taken.clear()
             waited = self._clock.monotonic() - need.began
             if waited >= need.wait_s:
+                left = format_size(need.bytes_left)
                 raise NoScratch(
-                    f"no scratch cartridge in pool {self.pool.name}: {missing} missing for {format_size(need.bytes_left)}",
+                    f"no scratch cartridge in pool {self.pool.name}: {missing} missing for {left}",
                     subject=self.destination,
                     hint=f"put {missing} blank cartridges of pool {self.pool.name} into the library",
                 )
@@ -239,12 +249,14 @@ class Stock:
 
         Raises:
             WrongCartridge: it holds live images.
+            ConfigError: barcode or pool cannot stand on a label.
         """
         barcode = cartridge.barcode
         live = self.register.live_images(barcode)
         if live:
             raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
         label = new_label(barcode, pool, self._clock.now())
+        size = len(label.render())
         before = CartridgeRecord(
             barcode=barcode,
             destination=self.destination,
@@ -256,9 +268,7 @@ class Stock:
         )
         self.register.record(before)
         cartridge.write_label(label)
-        self.keep(
-            cartridge, before, state="appendable", tape_files=1, used_bytes=len(label.render()), note=""
-        )
+        self.keep(cartridge, before, state="appendable", tape_files=1, used_bytes=size, note="")
 
     def audit(self, cartridge: Cartridge, record: CartridgeRecord) -> Audit:
         """Proves a labelled cartridge fit to be appended to and records what was found behind its known
@@ -331,15 +341,18 @@ class Stock:
             record.model_copy(update={"state": state, "note": note, "at": self._clock.now()})
         )
 
-    def recover(self, bay: Bay, barcode: str) -> None:
-        """Looks at the end of a cartridge that a stopped process was writing, once it can be had.
+    def recover(self, bay: Bay, barcode: str, cancel: Cancel) -> bool:
+        """Looks at the end of a cartridge that a stopped process was writing; False while another process
+        has it.
 
         Raises:
             DestinationError: the drive or changer failed.
         """
         record = self.record_of(barcode)
-        if record is None or not is_being_written(record) or not self._bays.bring(bay, barcode):
-            return
+        if record is None or not is_being_written(record) or record.state not in ("appendable", "full"):
+            return True
+        if not self._bays.bring_or_wait(bay, barcode, cancel):
+            return False
         try:
             cartridge = Cartridge(bay.drive, barcode)
             self._check(cartridge, record)
@@ -347,6 +360,7 @@ class Stock:
         except (WrongCartridge, MediumDamaged) as error:
             state: CartridgeState = "foreign" if isinstance(error, WrongCartridge) else "full"
             self._set_aside(barcode, record, state, str(error))
-            return
+            return True
         bay.cartridge = cartridge
         self.left(cartridge)
+        return True

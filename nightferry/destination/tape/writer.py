@@ -53,9 +53,9 @@ class ImageWriter:
     def _total(self) -> int:
         return -(-self.outgoing.size_bytes // RECORD_BYTES)
 
-    def _need(self) -> Need:
+    def _need(self, besides: str = "") -> Need:
         left = max(self.outgoing.size_bytes - self._written * RECORD_BYTES, 1)
-        return Need(left, self.progress, self.cancel, self.wait_s)
+        return Need(left, self.progress, self.cancel, self.wait_s, besides)
 
     def write(self) -> Location:
         """Writes the image; on return it is whole on the medium and the catalog knows its cartridges.
@@ -70,7 +70,7 @@ class ImageWriter:
         self._chunks = self.outgoing.side_files["chunks"]
         if len(self._chunks) != self._total * CHUNK_DIGEST_BYTES:
             raise IntegrityError(
-                f"the chunk table of {self.outgoing.image} has {len(self._chunks)} bytes for {self._total} chunks",
+                f"{self.outgoing.image}: a chunk table of {len(self._chunks)} bytes for {self._total} chunks",
                 subject=self.outgoing.image,
             )
         source = self.outgoing.chunks()
@@ -138,11 +138,11 @@ class ImageWriter:
                 drive.write_filemarks(1, immediate=True)
             if first == self._written and cartridge.entry.tape_files == 1:
                 raise MediumFull(
-                    f"the index of {self.outgoing.image} ({len(final)} bytes) does not fit on {cartridge.barcode}",
+                    f"the index of {self.outgoing.image} ({len(final)} bytes) fits on no cartridge",
                     subject=self.outgoing.image,
                     hint="use larger cartridges, or split the store",
                 )
-        following = self.stock.claim(self.bay, self._need())
+        following = self.stock.claim(self.bay, self._need(cartridge.barcode))
         this = part(self.bay.drive.position().file)
         short = self._trailer(cartridge, this, None, following)
         self._write_trailer(cartridge, short, True)

@@ -1,0 +1,38 @@
+"""What a regular file holds: where its data lies, its bytes, whether it stayed as it was."""
+
+from __future__ import annotations
+
+import os
+
+from nightferry.image.tar import MAX_SEGMENTS, Segments
+from nightferry.transfer.files import data_extents
+
+
+def sparse_segments(fd: int, status: os.stat_result) -> Segments | None:
+    """Where a file's data lies; None when it has no holes worth telling."""
+    if status.st_blocks * 512 >= status.st_size:
+        return None
+    extents = data_extents(fd, status.st_size)
+    if extents == [(0, status.st_size)]:
+        return None
+    if len(extents) > MAX_SEGMENTS:
+        start = extents[MAX_SEGMENTS - 1][0]
+        extents[MAX_SEGMENTS - 1 :] = [(start, status.st_size - start)]
+    return tuple(extents)
+
+
+def read_at(fd: int, offset: int, length: int) -> bytes:
+    """Up to ``length`` bytes; fewer only where the file ends."""
+    data = os.pread(fd, length, offset)
+    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+        data += more
+    return data
+
+
+def unchanged(before: os.stat_result, after: os.stat_result) -> bool:
+    """Whether size, mtime and ctime say that nothing was written meanwhile."""
+    return (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )

@@ -1,0 +1,55 @@
+"""Room on staging: what may be freed, and giving it back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nightferry.model.records import FreedRecord, ImageRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.plan.staging import freeable
+
+
+def free_room(opened: OpenSite, back_group: str) -> int:
+    """Bytes that may be written to the disk above ``keep_free``; negative when that is touched already."""
+    stat = os.statvfs(opened.site.back_group(back_group).path)
+    keep = opened.site.staging.keep_free_bytes(stat.f_blocks * stat.f_frsize)
+    return stat.f_bavail * stat.f_frsize - keep
+
+
+def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) -> list[ImageRecord]:
+    """Frees what staging may give back; see ``plan.staging.freeable`` for the rule.
+
+    An image that an interrupted call freed on record, but not on the disk, goes first.
+    """
+    opened.catalog.refresh()
+    groups = {g.name: g for g in opened.site.groups_of(back_group)}
+    on_disk = [i for i in opened.catalog.images() if i.group in groups and opened.staged_path(i).exists()]
+    staged = []
+    for image in on_disk:
+        if opened.catalog.freed(image.image):
+            remove_staged(opened.staged_path(image))
+        else:
+            staged.append(image)
+    copies = {image.image: opened.catalog.copies(image.image) for image in staged}
+    policies = {name: opened.policy(group) for name, group in groups.items()}
+    freed = freeable(staged, copies, policies, needed_bytes=needed_bytes)
+    for image in freed:
+        # The record comes first: a crash then leaves bytes too many, never a record of bytes that are gone.
+        opened.catalog.append(
+            FreedRecord(image=image.image, reason="its policy's copies are verified", at=opened.clock.now())
+        )
+        remove_staged(opened.staged_path(image))
+    return freed
+
+
+def side_path(tar: Path, side: str) -> Path:
+    """``x.tar`` → ``x.chunks`` or ``x.meta.json``."""
+    return tar.with_name(tar.name.removesuffix(".tar") + f".{side}")
+
+
+def remove_staged(tar: Path) -> None:
+    """Removes an image and its side files from staging; the tar goes first: no tar is ever without them."""
+    tar.unlink(missing_ok=True)
+    for side in ("chunks", "meta.json"):
+        side_path(tar, side).unlink(missing_ok=True)

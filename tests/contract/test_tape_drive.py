@@ -1,0 +1,161 @@
+"""What every tape drive must do; a new kind of drive joins DRIVES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightferry.destination.tape.changer import Address
+from nightferry.destination.tape.drive import EndOfMedium, Mark, Position, TapeDrive
+from nightferry.destination.tape.virtual import VirtualLibrary, create
+from nightferry.errors import DestinationError, MediumDamaged, Unavailable
+
+MIB = 1 << 20
+CARTRIDGE = 8 * MIB
+
+
+def virtual_drive(tmp: Path) -> TapeDrive:
+    create(tmp / "library", 1, 1, CARTRIDGE, ["A00001L9"])
+    library = VirtualLibrary(tmp / "library")
+    library.changer.move(Address("slot", 0), Address("drive", 0))
+    library.drives[0].load()
+    return library.drives[0]
+
+
+DRIVES: dict[str, Callable[[Path], TapeDrive]] = {"virtual": virtual_drive}
+
+
+@pytest.fixture(params=list(DRIVES))
+def drive(request: pytest.FixtureRequest, tmp_path: Path) -> TapeDrive:
+    return DRIVES[request.param](tmp_path)
+
+
+def write(drive: TapeDrive, *files: list[bytes]) -> None:
+    for records in files:
+        for record in records:
+            drive.write_record(record)
+        drive.write_filemarks(1)
+
+
+def read_on(drive: TapeDrive) -> list[bytes | Mark]:
+    found: list[bytes | Mark] = []
+    while not found or found[-1] is not Mark.END_OF_DATA:
+        found.append(drive.read_record())
+    return found
+
+
+def again(drive: TapeDrive) -> None:
+    drive.unload()
+    drive.load()
+
+
+def test_a_blank_cartridge_is_at_its_end_of_data(drive: TapeDrive) -> None:
+    assert drive.position() == Position(0, 0)
+    assert drive.read_record() is Mark.END_OF_DATA
+    assert drive.space_filemarks(1) == 0
+    assert drive.space_records(1) == 0
+
+
+def test_records_come_back_with_their_sizes_and_marks(drive: TapeDrive) -> None:
+    write(drive, [b"label"], [b"a" * MIB, b"b" * MIB, b"c"], [], [b"d"])
+    again(drive)
+    mark, end = Mark.FILEMARK, Mark.END_OF_DATA
+    assert read_on(drive) == [b"label", mark, b"a" * MIB, b"b" * MIB, b"c", mark, mark, b"d", mark, end]
+    assert drive.position() == Position(4, 0)
+
+
+def test_spacing_counts_what_it_passed_and_stops_at_marks_and_the_end(drive: TapeDrive) -> None:
+    write(drive, [b"1"], [b"2", b"3", b"4"])
+    again(drive)
+    assert drive.space_filemarks(1) == 1
+    assert drive.space_records(2) == 2
+    assert drive.read_record() == b"4"
+    drive.rewind()
+    assert drive.space_records(9) == 1
+    assert drive.read_record() is Mark.FILEMARK
+    assert drive.space_filemarks(9) == 1
+    assert drive.position() == Position(2, 0)
+    assert drive.read_record() is Mark.END_OF_DATA
+
+
+def test_writing_drops_what_lay_behind(drive: TapeDrive) -> None:
+    write(drive, [b"1", b"2", b"3"], [b"4"], [b"5"])
+    drive.rewind()
+    drive.space_records(1)
+    drive.write_record(b"new")
+    drive.write_filemarks(1)
+    again(drive)
+    assert read_on(drive) == [b"1", b"new", Mark.FILEMARK, Mark.END_OF_DATA]
+    drive.rewind()
+    write(drive, [b"first"])
+    again(drive)
+    assert read_on(drive) == [b"first", Mark.FILEMARK, Mark.END_OF_DATA]
+
+
+def test_a_tape_file_that_was_cut_off_can_be_closed_and_written_after(drive: TapeDrive) -> None:
+    write(drive, [b"label"])
+    drive.write_record(b"x" * MIB)
+    drive.write_record(b"y" * MIB)
+    again(drive)
+    assert drive.space_filemarks(9) == 1
+    drive.write_filemarks(1)
+    assert drive.position() == Position(2, 0)
+    write(drive, [b"after"])
+    again(drive)
+    drive.space_filemarks(2)
+    assert drive.read_record() == b"after"
+
+
+def test_early_warning_leaves_the_reserve_and_then_comes_the_hard_end(drive: TapeDrive) -> None:
+    while not drive.write_record(b"z" * MIB):
+        pass
+    piece = b"r" * 4096
+    for _ in range(drive.reserve_bytes // len(piece)):
+        drive.write_record(piece)
+    with pytest.raises(EndOfMedium):
+        write(drive, [piece] * (MIB // len(piece)))
+    last = drive.position()
+    drive.write_filemarks(1)
+    drive.rewind()
+    assert drive.space_records(last.record + 1) == last.record
+
+
+def test_a_record_longer_than_asked_for_is_said_and_passed(drive: TapeDrive) -> None:
+    write(drive, [b"l" * 5000, b"next"])
+    drive.rewind()
+    with pytest.raises(MediumDamaged, match="5000"):
+        drive.read_record(4096)
+    assert drive.read_record(4096) == b"next"
+
+
+def test_what_was_written_immediately_is_there_after_the_commit(drive: TapeDrive) -> None:
+    for number in range(40):
+        drive.write_record(b"%d" % number)
+        drive.write_filemarks(1, immediate=True)
+    drive.write_filemarks(0)
+    again(drive)
+    assert drive.space_filemarks(99) == 40
+
+
+def test_an_empty_drive_says_so(drive: TapeDrive) -> None:
+    assert drive.is_loaded()
+    drive.unload()
+    drive.unload()
+    assert not drive.is_loaded()
+    for verb in (drive.rewind, drive.read_record, drive.position, lambda: drive.write_record(b"x")):
+        with pytest.raises(DestinationError):
+            verb()
+
+
+def test_loading_where_no_cartridge_is_fails(tmp_path: Path) -> None:
+    create(tmp_path / "library", 1, 1, CARTRIDGE, [])
+    with pytest.raises(Unavailable, match="drive 0 is empty"):
+        VirtualLibrary(tmp_path / "library").drives[0].load()
+
+
+@pytest.mark.parametrize("size", [0, 16 * MIB])
+def test_records_of_impossible_sizes_are_refused(drive: TapeDrive, size: int) -> None:
+    with pytest.raises(ValueError, match="record"):
+        drive.write_record(bytes(size))

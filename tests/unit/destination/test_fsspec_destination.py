@@ -1,0 +1,129 @@
+"""What is special about a folder: modes, a missing root, what is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nightferry.destination.failure import as_destination_error
+from nightferry.destination.fsspec import FsspecDestination
+from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
+from nightferry.progress import QUIET, Cancel
+
+
+class Image:
+    def __init__(self, image: str = "i1", data: bytes = b"data", digest: str = "d1") -> None:
+        self.image, self.data, self.digest = image, data, digest
+        self.side_files = {"index": b"index", "chunks": b"12345678", "meta.json": b"{}"}
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        yield memoryview(self.data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FsspecDestination:
+    return FsspecDestination("cloud", f"file://{tmp_path}")
+
+
+def put(destination: FsspecDestination, image: Image, epoch: int = 1) -> dict[str, object]:
+    with destination.lane(progress=QUIET, cancel=Cancel()) as lane:
+        return lane.put(image, epoch, progress=QUIET, cancel=Cancel()).location
+
+
+def test_folders_are_0700_and_files_0600(folder: FsspecDestination, tmp_path: Path) -> None:
+    put(folder, Image())
+    folder.put_catalog("c", b"x")
+    for path in tmp_path.rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
+    names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    assert names == {f"images/i1/{n}" for n in ("data", "index", "chunks", "copy.json", "meta.json")} | {
+        "catalog/c"
+    }
+
+
+def test_a_root_that_is_not_there_is_never_made(tmp_path: Path) -> None:
+    away = FsspecDestination("cloud", f"file://{tmp_path}/disk")
+    assert [f.id for f in away.check()] == ["NF-DEST-001"]
+    with pytest.raises(Unavailable) as caught:
+        put(away, Image())
+    assert caught.value.retryable
+    with pytest.raises(Unavailable):
+        away.put_catalog("c", b"x")
+    with pytest.raises(Unavailable):
+        list(away.scan())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_leaves_nothing_behind(folder: FsspecDestination, tmp_path: Path) -> None:
+    assert folder.check() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_interrupted_epochs_are_removed_by_the_next_put(
+    folder: FsspecDestination, tmp_path: Path
+) -> None:
+    (tmp_path / "images/i1/.partial-1").mkdir(parents=True)
+    (tmp_path / "images/i1/.partial-1/data").write_bytes(b"dat")
+    (tmp_path / "images/i1/data").write_bytes(b"data")
+    put(folder, Image(), 2)
+    assert sorted(os.listdir(tmp_path / "images/i1")) == ["chunks", "copy.json", "data", "index", "meta.json"]
+
+
+def test_another_image_of_the_same_name_is_refused_and_the_copy_kept(folder: FsspecDestination) -> None:
+    location = put(folder, Image())
+    with pytest.raises(DestinationError, match="d1"):
+        put(folder, Image(data=b"other", digest="d2"), 2)
+    with folder.open(location) as reader:
+        assert reader.read(0, 4) == b"data"
+
+
+def test_data_of_another_length_than_recorded_is_damage(folder: FsspecDestination, tmp_path: Path) -> None:
+    location = put(folder, Image())
+    (tmp_path / "images/i1/data").write_bytes(b"dat")
+    with pytest.raises(MediumDamaged, match="3 bytes"), folder.open(location):
+        pass
+    assert folder.find("i1", 1) is None
+
+
+def test_the_three_newest_catalog_copies_are_kept(folder: FsspecDestination, tmp_path: Path) -> None:
+    for number in range(5):
+        folder.put_catalog(f"c{number}", b"x")
+        os.utime(tmp_path / f"catalog/c{number}", (number, number))
+    assert sorted(os.listdir(tmp_path / "catalog")) == ["c2", "c3", "c4"]
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", ".partial-1", "a\0b"])
+def test_names_that_leave_their_folder_are_refused(folder: FsspecDestination, name: str) -> None:
+    with pytest.raises(ConfigError):
+        put(folder, Image(name))
+    with pytest.raises(ConfigError), folder.open({"image": name, "size_bytes": 1}):
+        pass
+
+
+def test_an_unknown_kind_of_url_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="nonsense"):
+        FsspecDestination("cloud", "nonsense://x")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, MediumFull),
+        (errno.EDQUOT, MediumFull),
+        (errno.ENOENT, Unavailable),
+        (errno.ESTALE, Unavailable),
+        (errno.EACCES, DestinationError),
+    ],
+)
+def test_errors_of_the_system_mean_full_away_or_refused(number: int, kind: type[DestinationError]) -> None:
+    found = as_destination_error(OSError(number, os.strerror(number), "/x"), "cloud")
+    assert type(found) is kind
+    assert "cloud" in str(found)

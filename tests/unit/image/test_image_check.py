@@ -1,0 +1,163 @@
+"""The full check finds every lie; salvage keeps what a cut left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from nightferry.errors import Cancelled, IntegrityError
+from nightferry.image.check import check_image, salvage
+from nightferry.image.format import ImageEnd
+from nightferry.image.index import IndexRow
+from nightferry.image.index_builder import IndexBuilder
+from nightferry.image.reader import ImageReader
+from nightferry.image.writer import ImageSummary, ImageWriter
+from nightferry.source.files import FilesSource
+from nightferry.transfer.reading import FileReader
+from tests.imaging import content, open_image, write_image, write_source
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, ImageSummary]:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "a").write_bytes(b"a" * 700)
+    (store / "big").write_bytes(os.urandom(2 * MIB + 3))
+    with (store / "holes").open("wb") as file:
+        for number in range(50):
+            file.seek(number * 100_000)
+            file.write(b"data")
+        file.truncate(10 * MIB)
+    os.link(store / "a", store / "link")
+    (store / "soft").symlink_to("a")
+    os.setxattr(store / "a", "user.x", b"y")
+    return tmp_path / "i.tar", write_source(tmp_path / "i.tar", FilesSource(store))
+
+
+def test_a_good_image_passes_and_every_byte_was_read(made: tuple[Path, ImageSummary]) -> None:
+    path, summary = made
+    ticks: list[int] = []
+    report = check_image(open_image(path, summary), tick=ticks.append)
+    assert (report.members, report.size_bytes) == (6, summary.size_bytes)
+    assert report.payload_bytes == summary.payload_bytes
+    assert ticks[-1] == summary.size_bytes
+
+
+def test_a_check_can_be_stopped(made: tuple[Path, ImageSummary]) -> None:
+    def stop(done: int) -> None:
+        raise Cancelled("stopped: test")
+
+    with pytest.raises(Cancelled):
+        check_image(open_image(made[0]), tick=stop)
+
+
+def test_every_flipped_byte_is_found_without_the_chunk_table(made: tuple[Path, ImageSummary]) -> None:
+    path, _ = made
+    good = path.read_bytes()
+    image = open_image(path)
+    interesting = {0, 300, 700, len(good) - 1, len(good) - 600, len(good) - 1100, len(good) - 1600}
+    for row in image.index:
+        interesting |= {row.offset, row.offset + 520, row.offset + 1024 + 157, row.payload_offset}
+        interesting |= {row.offset + row.length - 1}
+    interesting |= set(range(0, len(good), len(good) // 40))
+    for offset in interesting - {-1}:
+        bad = bytearray(good)
+        bad[offset] ^= 0x55
+        path.write_bytes(bad)
+        with pytest.raises(IntegrityError):
+            check_image(open_image(path))
+
+
+def rebuilt(path: Path, summary: ImageSummary, change: Callable[[IndexRow], IndexRow | None]) -> ImageReader:
+    """The image with another index, whose digests agree with each other."""
+    builder = IndexBuilder()
+    for row in open_image(path).index:
+        changed = change(row)
+        if changed is not None:
+            builder.add(changed)
+    index = builder.finish()
+    data = path.read_bytes()
+    start = summary.index_offset
+    room = len(data) - 2048 - start
+    assert len(index) <= room
+    # The member's size stays: only the end and the side file are forged.
+    end = ImageEnd(start, len(index), blake3(index).hexdigest())
+    path.write_bytes(data[:start] + index + bytes(room - len(index)) + end.encode())
+    return ImageReader(FileReader(path), index=index)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: None if row.path == b"a" else row,
+        lambda row: replace(row, mode=0o777) if row.path == b"a" else row,
+        lambda row: replace(row, blake3=bytes(32)) if row.path == b"a" else row,
+        lambda row: replace(row, path=b"b") if row.path == b"a" else row,
+        lambda row: replace(row, sparse=None) if row.path == b"holes" else row,
+        lambda row: replace(row, attributes_digest=None) if row.path == b"a" else row,
+        lambda row: replace(row, link_target=b"big") if row.path == b"link" else row,
+    ],
+)
+def test_an_index_that_lies_is_found(
+    made: tuple[Path, ImageSummary], change: Callable[[IndexRow], IndexRow | None]
+) -> None:
+    path, summary = made
+    with pytest.raises(IntegrityError):
+        check_image(rebuilt(path, summary, change))
+
+
+def test_an_index_of_another_image_is_found(made: tuple[Path, ImageSummary], tmp_path: Path) -> None:
+    other = write_image(tmp_path / "o.tar", lambda image: image.add_stream(b"f", [b"x"]))
+    with pytest.raises(IntegrityError, match="not the image's own"):
+        check_image(ImageReader(FileReader(made[0]), index=other.index))
+
+
+def test_salvage_of_a_whole_image_keeps_everything(made: tuple[Path, ImageSummary]) -> None:
+    path, summary = made
+    found = salvage(FileReader(path), summary.chunks)
+    assert found.reason == ""
+    assert found.header is not None
+    assert [row.path for row in found.image.index] == [row.path for row in open_image(path).index]
+    for name in (b"a", b"big", b"holes", b"link"):
+        assert content(found.image, name) == content(open_image(path), name)
+    row = found.image.index.lookup(b"link")
+    assert row is not None
+    assert found.image.attributes(row).xattrs == ((b"user.x", b"y"),)
+
+
+def test_salvage_of_a_cut_image_keeps_the_complete_members(made: tuple[Path, ImageSummary]) -> None:
+    path, _ = made
+    big = open_image(path).index.lookup(b"big")
+    assert big is not None
+    os.truncate(path, big.payload_offset + MIB)
+    found = salvage(FileReader(path))
+    assert [row.path for row in found.image.index] == [b".", b"a"]
+    assert (found.cut_at, found.lost) == (big.offset, b"big")
+    assert "cut off" in found.reason
+    assert content(found.image, b"a") == b"a" * 700
+
+
+@pytest.mark.parametrize("cut", [0, 100, 600, 1024])
+def test_salvage_of_nothing_says_so(made: tuple[Path, ImageSummary], cut: int) -> None:
+    os.truncate(made[0], cut)
+    with pytest.raises(IntegrityError, match="nothing can be salvaged"):
+        salvage(FileReader(made[0]))
+
+
+def test_salvage_takes_the_stores_own_nightferry_files_for_data(tmp_path: Path) -> None:
+    def fill(image: ImageWriter) -> None:
+        image.add_stream(b".nightferry/index.parquet", [b"mine"])
+        image.add_stream(b"after", [b"x"])
+
+    summary = write_image(tmp_path / "i.tar", fill)
+    os.truncate(tmp_path / "i.tar", summary.size_bytes - 2048)
+    found = salvage(FileReader(tmp_path / "i.tar"))
+    assert [row.path for row in found.image.index] == [b".nightferry/index.parquet", b"after"]
+    assert content(found.image, b".nightferry/index.parquet") == b"mine"
