@@ -163,7 +163,7 @@ def plan_restore(
         CopyMissing: no readable copy.
     """
     chosen = [row for row in matching_rows(opened, image, patterns) if not row.deleted]
-    rows = tuple(row for row in chosen if row.stored)
+    rows = tuple(row for row in chosen if row.stored or row.type == "socket")
     places = places_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
     return RestorePlan(image, places, rows, target, tuple(_absent(image, chosen, named=bool(patterns))))
 
@@ -172,7 +172,7 @@ def _absent(image: ImageRecord, chosen: Sequence[IndexRow], *, named: bool) -> I
     """What a whole image lacks was tolerated, what vanished was not there; who names files wants those."""
     reasons = {"vanished": "it vanished before it was read", "unreadable": "it could not be read"}
     for row in chosen:
-        if not row.stored:
+        if not row.stored and row.type != "socket":
             tolerated = not named and (image.state == "whole" or row.outcome == "vanished")
             yield Absent(row.path, f"not in the image: {reasons.get(row.outcome, row.outcome)}", tolerated)
 
