@@ -8,6 +8,7 @@ name.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from nightferry.errors import (
 from nightferry.image.chunks import CheckedReader
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
+from nightferry.model.names import choose
 from nightferry.model.records import ImageRecord
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.text import safe
@@ -135,7 +137,9 @@ def places_of(
     if only == STAGING:
         copies = []
     elif only is not None:
-        opened.site.destination(only)
+        names = [d.name for d in opened.site.destinations]
+        if only not in names:
+            raise choose(only, [STAGING, *names], "place of copies")
         copies = [c for c in copies if c.destination == only]
         staged = False
     ordered = tuple(choose_copies(image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes))
@@ -400,7 +404,15 @@ def restore_in_place(
             hint="look at it, remove it, then restore again",
             subject=name,
         )
-    done = restore(opened, plan, privileged=privileged, map_owner=map_owner, progress=progress, cancel=cancel)
+    try:
+        done = restore(
+            opened, plan, privileged=privileged, map_owner=map_owner, progress=progress, cancel=cancel
+        )
+    except BaseException:
+        # Nobody has seen it, and the next try needs the name.
+        if new.exists():
+            shutil.rmtree(new)
+        raise
     if not done.is_complete:
         raise PartialResult(
             f"store {name} was not exchanged: something could not be restored",
