@@ -272,3 +272,77 @@ class TestWhileItIsRead:
         ]
         assert (tmp_path / "log").read_bytes().startswith(b"a" * 300_000)
         assert run.state != "ended"
+
+
+class TestHostileContent:
+    """What an attacker may have put into a store, or into an image."""
+
+    def test_a_link_that_leads_outside_is_never_followed(
+        self, site: SmallSite, nightferry: Command, tmp_path: Path
+    ) -> None:
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (site.priv1 / "e").symlink_to(outside)
+        site.night()
+        (site.priv1 / "e").unlink()
+        (site.priv1 / "e").mkdir()
+        (site.priv1 / "e" / "x").write_text("second night")
+        site.night(new=True)
+        first, second = nightferry(site, "images", "--store", "SG1/priv1", "--json").document["images"][::-1]
+        to = ("--to", tmp_path / "r")
+        restore = ("restore", "files", "SG1/priv1")
+        assert nightferry(site, *restore, "e", *to, "--image", first["image"]).code == 0
+        assert (tmp_path / "r" / "e").readlink() == outside
+        for how in ("never", "older", "always"):
+            ran = nightferry(
+                site, *restore, "e/x", *to, "--image", second["image"], "--overwrite", how, "--json"
+            )
+            assert ran.code == 3
+            refused = {r["path"]: r["reason"] for r in ran.document["refused"]}
+            assert "link" in refused["e/x"]
+        assert os.listdir(outside) == []
+
+    def test_members_that_lead_outside_are_refused_and_the_rest_comes_back(
+        self, site: SmallSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        hostile = (b"../x", b"in/../../x", b"/x", b"e/x")
+        really = files_source.add_path
+
+        def smuggle(image: ImageWriter, parent: int, name: bytes, path: bytes, *rest: object) -> None:
+            really(image, parent, name, path, *rest)  # type: ignore[arg-type]
+            if name == b"note.md":
+                status = os.stat(name, dir_fd=parent)
+                link = os.lstat(site.root / "e")
+                image.add_other(b"e", link, link_target=os.fsencode(tmp_path))
+                fd = os.open(name, os.O_RDONLY, dir_fd=parent)
+                for evil in hostile:
+                    image.add_file(evil, fd, described_by=status)
+                os.close(fd)
+
+        (site.root / "e").symlink_to(tmp_path)
+        monkeypatch.setattr(files_source, "add_path", smuggle)
+        site.night()
+        monkeypatch.undo()
+        before = sorted(os.listdir(tmp_path))
+        ran = nightferry(site, "restore", "store", "SG1/priv1", "--to", tmp_path / "a" / "r", "--json")
+        assert ran.code == 3
+        assert {r["path"] for r in ran.document["refused"]} == {os.fsdecode(path) for path in hostile}
+        assert sorted(os.listdir(tmp_path)) == sorted([*before, "a"])
+        assert os.listdir(tmp_path / "a") == ["r"]
+        tool("cmp", site.priv1 / "note.md", tmp_path / "a" / "r" / "note.md")
+        tool("cmp", site.priv1 / "in" / "letter.txt", tmp_path / "a" / "r" / "in" / "letter.txt")
+        assert not os.path.lexists("/x")
+
+    def test_a_selection_that_names_a_missing_path_is_told_before_anything_runs(
+        self, site: SmallSite, tmp_path: Path
+    ) -> None:
+        site.ledger.unlink()
+        state = {"NIGHTFERRY_STATE": str(tmp_path / "state")}
+        ran = process(site.file, "backup", "--json", env=state)
+        assert ran.code == 2
+        assert ran.error["subject"] == "SG1/ledger"
+        assert str(site.ledger) in ran.error["message"]
+        assert not (tmp_path / "state").exists(), "a Prefect server was looked for"
+        found = process(site.file, "check", "--json")
+        assert found.code == 2
+        assert [f["id"] for f in found.document["findings"] if f["severity"] == "fail"] == ["NF-STORE-001"]
