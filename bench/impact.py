@@ -1,7 +1,7 @@
 """What the store's users feel: database-like reads and writes beside a stage-one copy, and beside cp.
 
 fio does 8 KiB random I/O, 70 % reads, unbuffered, on the source's disk: alone, beside nightferry as fast as
-it can, beside nightferry kept to a rate, beside cp. Claim: the p99 read latency beside nightferry at that rate
+it can, beside nightferry kept to a rate, beside cp. Claim: p99 read latency beside nightferry at that rate
 is at most that beside cp. (At full speed nightferry moves several times cp's bytes, and the disk's users feel
 each of them.)
 

@@ -9,13 +9,11 @@ from pathlib import Path
 from nightferry.destination.durable import (
     WRITEBACK_BYTES,
     begin_writeback,
-    fsync_folder,
-    replace_file,
-    write_all,
 )
 from nightferry.destination.failure import os_errors
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, EndOfMedium, Mark, Position
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
+from nightferry.transfer.durable import replace_file, sync_folder, write_all
 
 _MARKS = "marks"
 _MARKS_STEP = 16 << 10
@@ -320,7 +318,7 @@ class VirtualDrive:
             begin_writeback(fd, 0)
         for fd, _ in self._unsynced:
             os.fdatasync(fd)
-        fsync_folder(self._cartridges / self._barcode)
+        sync_folder(self._cartridges / self._barcode)
         self._append_marks("".join(f"{line}\n" for _, line in self._unsynced).encode())
         for fd, _ in self._unsynced:
             os.close(fd)
@@ -342,7 +340,7 @@ class VirtualDrive:
         finally:
             os.close(marks)
         if not self._marks_bytes:
-            fsync_folder(folder)
+            sync_folder(folder)
         self._marks_bytes = end
 
     def _cut(self) -> None:
