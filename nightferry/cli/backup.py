@@ -170,7 +170,7 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         raise errors[0]
     for error in errors:
         session.out.say(f"{error.subject or 'a BACK group'}: {error.message}")
-    show(session, results)
+    show(session, results, errors)
     return worst_exit_code([*(r.exit_code for r in results), *(e.exit_code for e in errors)])
 
 
@@ -233,17 +233,24 @@ def _is_on(loaded: LoadedSite, store: str, back_group: str) -> bool:
     return loaded.site.store(store).group.back_group == back_group
 
 
-def show(session: Session, results: Sequence[NightResult]) -> None:
-    """The result document, or a table and a sentence for each night."""
+def show(session: Session, results: Sequence[NightResult], errors: Sequence[NightferryError] = ()) -> None:
+    """The result document, or a table and a sentence for each night.
+
+    With several BACK groups ``run``, ``state`` and ``result`` are those of the night that came out worst.
+    """
     from nightferry.cli.output import Column, table
     from nightferry.units import format_duration, format_size
 
+    worst_code = worst_exit_code(r.exit_code for r in results)
+    worst = next(r for r in results if r.exit_code == worst_code)
     documents = [r.as_json() for r in results]
-    document: dict[str, Any] = dict(documents[0]) if documents else {"images": [], "gates": [], "failed": []}
-    for more in documents[1:]:
-        for key in ("images", "gates", "failed", "missing_copies"):
-            document[key] = [*document[key], *more[key]]
+    document: dict[str, Any] = worst.as_json()
+    for key in ("images", "gates", "failed", "missing_copies"):
+        document[key] = [entry for each in documents for entry in each[key]]
+    gates = {d["gate"] for d in documents}
+    document["gate"] = next(state for state in ("held", "closed", "open") if state in gates)
     document["runs"] = [d["run"] for d in documents]
+    document["errors"] = [e.as_json()["error"] for e in errors]
     shown: list[Any] = []
     for result in results:
         rows: list[list[object]] = []

@@ -29,7 +29,7 @@ def safe(text: str | bytes, longest: int = LONGEST) -> str:
 
 
 def path_fields(path: bytes) -> dict[str, str]:
-    """A path from a disk for a JSON document: ``path``, and ``path_b64``, its bytes, where they are not UTF-8."""
+    """A path from a disk for a document: ``path``, and ``path_b64``, its bytes, where they are not UTF-8."""
     try:
         return {"path": path.decode()}
     except UnicodeDecodeError:

@@ -179,14 +179,14 @@ def set_journals_aside(database: Path) -> dict[str, Path]:
             aside[suffix] = journal.with_name(f"{journal.name}.aside-{secrets.token_hex(4)}")
             rename_noreplace(os.fsencode(journal), os.fsencode(aside[suffix]))
     if aside:
-        sync_directory(real.parent)
+        sync_folder(real.parent)
     return aside
 
 
 def give_journals_back(journals: dict[str, Path], database: Path) -> None:
-    """Puts journals beside the old database under its new name: what waits in them can still be read there."""
+    """Puts journals beside the old database's new name: what waits in them can still be read there."""
     real = Path(os.path.realpath(database))
     for suffix, journal in journals.items():
         journal.rename(real.with_name(real.name + suffix))
     if journals:
-        sync_directory(next(iter(journals.values())).parent)
+        sync_folder(next(iter(journals.values())).parent)
