@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from nightferry.cli.prefect_server import state_folder, use_server
+from nightferry.cli.prefect_server import Server, state_folder, use_server
 from nightferry.cli.session import Session, current
 from nightferry.errors import ConfigError, NightferryError, PrefectRequired, worst_exit_code
 
@@ -129,7 +130,7 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         PrefectRequired: no server is there and none could be started.
     """
     cancel = session.cancel  # from here on the first signal stops at the next chunk
-    _use_prefect(session, loaded)
+    server = _use_prefect(session, loaded)
     from blocks.site import Site
     from flows.two_stage import two_stage_backup
     from nightferry.ops.report import night_result
@@ -141,7 +142,8 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
     errors: list[NightferryError] = []
     for night in nights:
         cancel.check()
-        state = two_stage_backup(block, **night.arguments, **options, return_state=True)
+        with _heartbeats(server):
+            state = two_stage_backup(block, **night.arguments, **options, return_state=True)
         cancel.check()
         here = opened(block)
         error = None if state.is_completed() else _own_error(state)
@@ -183,14 +185,27 @@ def _own_error(state: Any) -> NightferryError | None:
     return None
 
 
-def _use_prefect(session: Session, loaded: LoadedSite) -> None:
+def _use_prefect(session: Session, loaded: LoadedSite) -> Server:
     folder = state_folder(loaded.site.name, loaded.path)
     server = use_server(folder, session.out.say)
     if server.own:
         os.environ.setdefault("PREFECT_HOME", str(folder / "prefect"))
-    # The terminal shows our own progress; Prefect's log goes to its server.
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+    if not os.environ.get("NIGHTFERRY_DEBUG"):
+        # The terminal shows our own progress; Prefect's log goes to its server.
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    return server
+
+
+@contextmanager
+def _heartbeats(server: Server) -> Iterator[None]:
+    """On the site's own server nothing listens to heartbeats, and each flow waits a second for its last one."""
+    if not server.own:
+        yield
+        return
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
 
 
 def _require_paths(
