@@ -14,7 +14,7 @@ from blocks.site import Site
 from flows.move_group import move_group
 from flows.show import show_report
 from flows.stage_one import stage_one
-from flows.stage_two import stage_two
+from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import ConfigError, GateClosed
 from nightferry.model.records import RunRecord
 from nightferry.ops.gate import approve, look
@@ -134,7 +134,9 @@ def night(
         return final_state(here, night_result(here, run))
     move_group(site, run.back_group, run=run.run)
     run = set_state(here, run, state="streaming")
-    stage_two(site, run.back_group, run=run.run)
+    streamed = stage_two(site, run.back_group, run=run.run, return_state=True)
+    if streamed.is_failed() and streamed.name != COPY_MISSING:
+        streamed.result()  # raises what it failed with
     result = night_result(here, run)
     if here.drain_requested(run.back_group):
         set_state(here, run, state="drained", result="partial")
