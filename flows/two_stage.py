@@ -135,6 +135,7 @@ def night(
     move_group(site, run.back_group, run=run.run)
     run = set_state(here, run, state="streaming")
     streamed = stage_two(site, run.back_group, run=run.run, return_state=True)
+    CANCEL.check()
     if streamed.is_failed() and streamed.name != COPY_MISSING:
         streamed.result()  # raises what it failed with
     result = night_result(here, run)

@@ -52,12 +52,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nightferry.catalog.durable import (
-    FILE_MODE,
     catalog_errors,
     make_folder,
     publish,
-    remove_stale_temps,
-    sync_folder,
+    remove_stale_drafts,
 )
 from nightferry.catalog.schema import (
     Row,
@@ -71,6 +69,7 @@ from nightferry.catalog.schema import (
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
 from nightferry.model.records import Event
+from nightferry.transfer.durable import FILE_MODE, sync_folder
 
 _EVENT = re.compile(r"([0-9]{12})\.json")
 _SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})\.parquet")
@@ -185,7 +184,7 @@ class EventLog:
                 at = self._clock.now()
                 row = Row(self._last + 1, microseconds(at), self.writer, phase, kind, subject, text)
                 name = _event_name(row.sequence)
-                if publish(self._events, name, encode_event(row)):
+                if publish(self._events / name, encode_event(row)):
                     if self._is_ours(row):
                         self._learn(row)
                         return row.event()
@@ -236,7 +235,7 @@ class EventLog:
     def _compact(self) -> None:
         rows = list(self._read(max((last for _, last in self._list_segments()), default=0)))
         if rows:
-            publish(self._segments, segment_name(rows[0].sequence, rows[-1].sequence), encode_segment(rows))
+            publish(self._segments / segment_name(rows[0].sequence, rows[-1].sequence), encode_segment(rows))
         covered = self._list_segments()
         for sequence in self._list_events():
             if any(first <= sequence <= last for first, last in covered):
@@ -245,7 +244,7 @@ class EventLog:
         sync_folder(self._events)
         before = self._clock.now().timestamp() - _STALE_TEMP_S
         for folder in (self._events, self._segments):
-            remove_stale_temps(folder, before)
+            remove_stale_drafts(folder, before)
 
     def _learn(self, row: Row) -> None:
         self._last = row.sequence

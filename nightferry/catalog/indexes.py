@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nightferry.catalog.durable import catalog_errors, check_name, make_folder, replace
+from nightferry.catalog.durable import catalog_errors, check_name, make_folder
 from nightferry.errors import CatalogError
+from nightferry.transfer.durable import replace_file
 
 
 class IndexFiles:
@@ -24,8 +25,8 @@ class IndexFiles:
         check_name(image)
         with catalog_errors("write the index of an image in", self._folder):
             make_folder(self._folder)
-            replace(self._folder, f"{image}.chunks", chunks)
-            replace(self._folder, f"{image}.parquet", index)
+            replace_file(self._path(image, "chunks"), chunks)
+            replace_file(self._path(image, "parquet"), index)
 
     def keep_samples(self, image: str, lines: str) -> None:
         """Keeps ``indexes/<image>.jsonl``, one JSON object a line.
@@ -36,7 +37,7 @@ class IndexFiles:
         check_name(image)
         with catalog_errors("write the samples of an image in", self._folder):
             make_folder(self._folder)
-            replace(self._folder, f"{image}.jsonl", lines.encode())
+            replace_file(self._path(image, "jsonl"), lines.encode())
 
     def samples(self, image: str) -> str:
         """The image's samples as they were kept; empty when there are none.

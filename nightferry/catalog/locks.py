@@ -20,15 +20,13 @@ from types import TracebackType
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from nightferry.catalog.durable import (
-    FILE_MODE,
     catalog_errors,
     check_name,
     make_folder,
-    replace,
-    sync_folder,
 )
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
+from nightferry.transfer.durable import FILE_MODE, replace_file, sync_folder
 
 _TRIES = 20
 _PAUSE_S = 0.02
@@ -205,7 +203,7 @@ def request_drain(catalog_path: Path, back_group: str, by: str, *, clock: Clock 
     path = _drain_path(catalog_path, back_group)
     with catalog_errors("write", path):
         make_folder(path.parent)
-        replace(path.parent, path.name, DrainRequest(by=by, at=clock.now()).model_dump_json().encode())
+        replace_file(path, DrainRequest(by=by, at=clock.now()).model_dump_json().encode())
 
 
 def drain_requested(catalog_path: Path, back_group: str, since: datetime) -> DrainRequest | None:

@@ -109,7 +109,7 @@ class Catalog:
                 )
             if rows:
                 make_folder(folder / "segments")
-                publish(folder / "segments", segment_name(1, rows[-1].sequence), data)
+                publish(folder / "segments" / segment_name(1, rows[-1].sequence), data)
         return cls(folder, node=node or platform.node(), clock=clock)
 
     # --- the log

@@ -21,10 +21,10 @@ from typing import TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.cluster.durable import create_file, sync_folder
 from nightferry.errors import BusyError, ClusterError, IntegrityError, NotOwner
 from nightferry.model.names import parse_run
 from nightferry.model.records import ApprovalRecord, SealRecord
+from nightferry.transfer.durable import create_file, sync_folder
 
 FOLDER = ".nightferry"
 TOKENS_KEPT = 8

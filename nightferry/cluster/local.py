@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
-from nightferry.cluster.durable import replace_file
 from nightferry.errors import ClusterError, MoveFailed
 from nightferry.model.findings import Finding
 from nightferry.model.names import choose
 from nightferry.model.nodes import NodeSpec
 from nightferry.progress import Cancel
+from nightferry.transfer.durable import replace_file
 
 
 @dataclass(frozen=True, slots=True)

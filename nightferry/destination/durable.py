@@ -5,28 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from nightferry.transfer.durable import write_all
+
 WRITEBACK_BYTES = 16 << 20
 """How much is written before the kernel is told to begin writing it out: the final fsync stays short."""
 
 
-def fsync_folder(path: Path) -> None:
-    """Makes the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Writes every byte at the file's position; a short write goes on where it stopped."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def begin_writeback(fd: int, position: int) -> int:
-    """Starts the write-out of what lies before ``position``; returns the position to ask again at.
+    """Starts the write-out of what lies before ``position``, 0 for all; returns the position to ask again
+    at.
 
     POSIX_FADV_DONTNEED on dirty pages starts their write-out and drops the clean ones, so a long copy
     neither fills the page cache nor leaves everything to the fsync at its end.
@@ -50,7 +37,7 @@ class FreshFile:
             self._mark = begin_writeback(self._fd, self._done)
 
     def sync(self) -> None:
-        """On return the bytes are on the disk; the file's name only after ``fsync_folder``."""
+        """On return the bytes are on the disk; the file's name only after ``sync_folder``."""
         os.fsync(self._fd)
 
     def __enter__(self) -> FreshFile:
@@ -58,13 +45,3 @@ class FreshFile:
 
     def __exit__(self, *exc: object) -> None:
         os.close(self._fd)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replaces ``path`` atomically and durably: after a crash it has the old content or the new."""
-    fresh = path.with_name(f".{path.name}.new")
-    with FreshFile(fresh) as file:
-        file.write(data)
-        file.sync()
-    fresh.replace(path)
-    fsync_folder(path.parent)

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from nightferry.destination.durable import FreshFile, fsync_folder
+from nightferry.destination.durable import FreshFile
 from nightferry.destination.failure import os_errors
 from nightferry.errors import DestinationError, MediumDamaged, NightferryError, Unavailable
+from nightferry.transfer.durable import sync_folder
 
 Pieces = Iterable[bytes | memoryview]
 
@@ -89,7 +90,7 @@ class FolderObjects:
         self._fill(fresh, pieces)
         with os_errors(self._name):
             fresh.replace(target)
-            fsync_folder(target.parent)
+            sync_folder(target.parent)
 
     def publish(self, folder: str, epoch: int, files: Mapping[str, Pieces], last: tuple[str, bytes]) -> None:
         target = self._root / folder
@@ -101,10 +102,10 @@ class FolderObjects:
         with os_errors(self._name):
             for name in files:
                 (partial / name).rename(target / name)
-            fsync_folder(target)
+            sync_folder(target)
             (partial / last[0]).rename(target / last[0])
             partial.rmdir()
-            fsync_folder(target)
+            sync_folder(target)
 
     def _fill(self, path: Path, pieces: Pieces) -> None:
         """Writes and fsyncs a file. What the source of ``pieces`` raises is not the destination's error."""
@@ -125,7 +126,7 @@ class FolderObjects:
             else:
                 target.unlink(missing_ok=True)
             if target.parent.is_dir():
-                fsync_folder(target.parent)
+                sync_folder(target.parent)
 
     def names(self, folder: str) -> list[str]:
         with os_errors(self._name):
@@ -144,7 +145,7 @@ class FolderObjects:
             path = self._root / parent
             if parent != Path() and not path.is_dir():
                 path.mkdir(mode=0o700, exist_ok=True)
-                fsync_folder(path.parent)
+                sync_folder(path.parent)
 
 
 def _read_all(fd: int, offset: int, length: int) -> bytes:

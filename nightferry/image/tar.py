@@ -325,7 +325,8 @@ def _with_map(
     """(the member with its map, bytes of the map with its padding)."""
     if records[b"GNU.sparse.major"] != b"1" or records.get(b"GNU.sparse.minor") != b"0":
         raise IntegrityError(f"tar header at byte {offset}: a sparse format other than 1.0")
-    if records.get(b"path") != _SPARSE_DIRECTORY + records.get(b"GNU.sparse.name", b""):
+    name = records.get(b"GNU.sparse.name", b"")
+    if not name or records.get(b"path") not in (None, _SPARSE_DIRECTORY + name):
         raise IntegrityError(f"tar header at byte {offset}: the names of a sparse member do not agree")
     size = parse_decimal(records.get(b"GNU.sparse.realsize", b""))
     text = b""

@@ -11,7 +11,7 @@ from pathlib import Path
 from nightferry.errors import ConfigError
 from nightferry.model.text import safe
 from nightferry.ops.syscalls import rename_exchange, rename_noreplace
-from nightferry.transfer.files import sync_directory
+from nightferry.transfer.durable import sync_folder
 
 _PROC = Path("/proc")
 
@@ -123,12 +123,12 @@ def in_place_exchange(store_path: Path, new_path: Path, run: str) -> Path | None
     try:
         if not os.path.lexists(store):
             rename_noreplace(os.fsencode(new_path), os.fsencode(store))
-            sync_directory(store.parent)
+            sync_folder(store.parent)
             return None
         rename_exchange(os.fsencode(new_path), os.fsencode(store))
     except OSError as error:
         raise _cannot_exchange(store, new_path, error) from error
-    sync_directory(store.parent)
+    sync_folder(store.parent)
     number = 1
     while True:
         suffix = "" if number == 1 else f"-{number}"
@@ -138,7 +138,7 @@ def in_place_exchange(store_path: Path, new_path: Path, run: str) -> Path | None
         except FileExistsError:
             number += 1
             continue
-        sync_directory(store.parent)
+        sync_folder(store.parent)
         return before
 
 

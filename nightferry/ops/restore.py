@@ -148,7 +148,7 @@ def plan_restore(
 
 
 def _may_match(chosen: Matcher, single: Mapping[str, Matcher], path: bytes) -> bool:
-    """Whether a row of this path, a directory or not, could be asked for: the path alone does not tell which."""
+    """Whether a row of this path, a directory or not, could be asked for: the path does not tell which."""
     return any(
         matcher.matches(path, directory=directory)
         for matcher in (chosen, *single.values())

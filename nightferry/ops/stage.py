@@ -38,7 +38,7 @@ from nightferry.source.base import Estimate
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
 from nightferry.transfer.direct import DirectWriter
-from nightferry.transfer.files import durable_rename
+from nightferry.transfer.durable import durable_rename, replace_file
 from nightferry.transfer.meter import Meter, to_json_lines
 from nightferry.transfer.reading import FileReader
 from nightferry.units import format_size
@@ -205,8 +205,8 @@ def _write(
     if meter.is_degraded:
         progress.say(f"{subject} slowed down by more than 10 % over 20 minutes: degraded", subject=subject)
     opened.catalog.keep_samples(record.image, to_json_lines(meter.samples))
-    write_durably(side_path(target, "chunks"), summary.chunks)
-    write_durably(side_path(target, "meta.json"), record.model_dump_json(indent=1).encode() + b"\n")
+    replace_file(side_path(target, "chunks"), summary.chunks)
+    replace_file(side_path(target, "meta.json"), record.model_dump_json(indent=1).encode() + b"\n")
     durable_rename(partial, target)
     progress.advance(subject, summary.payload_bytes)
     progress.end(subject, state)
@@ -350,17 +350,3 @@ def record_failure(
     )
     opened.catalog.append(failure)
     return failure
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Writes a small file so that it is whole or absent after a crash; mode 0600."""
-    partial = path.with_name(path.name + ".partial")
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    durable_rename(partial, path)

@@ -195,6 +195,7 @@ def _put(
 ) -> CopyRecord:
     image = outgoing.record
     subject = f"{image.group}/{image.store} → {target.name}"
+    _give_up_damaged(opened, target, image)
     with target.lane(progress=progress, cancel=cancel) as lane:
         epoch = opened.catalog.next_epoch(image.image, target.name)
         copy = CopyRecord(
@@ -217,6 +218,15 @@ def _put(
             raise
     progress.end(subject, "whole")
     return _arrival(opened, copy, receipt)
+
+
+def _give_up_damaged(opened: OpenSite, target: Destination, image: ImageRecord) -> None:
+    """Takes a damaged copy out of the new one's way. The record comes first: it is lost from then on."""
+    for copy in opened.catalog.all_copies(image.image):
+        if copy.destination == target.name and copy.state == "damaged":
+            note = f"given up for a new copy; {copy.note}"[:500]
+            opened.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
+            target.remove(copy.location)
 
 
 def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord:

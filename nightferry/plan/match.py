@@ -26,7 +26,7 @@ class Matcher:
         patterns: As the user wrote them; an empty list means everything.
 
     Raises:
-        ConfigError: a pattern is empty or not one gitignore knows.
+        ConfigError: a pattern is empty.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -65,12 +65,12 @@ def _rule(pattern: str) -> tuple[bool, Callable[[str, bool], bool]]:
 
     try:
         # A line that begins with "#" would be a comment.
-        line = f"\\{body}" if body.startswith("#") else body.removeprefix("./")
+        line = (
+            f"\\{body}" if body.startswith("#") else body.removeprefix(".") if body.startswith("./") else body
+        )
         spec = GitIgnoreSpec.from_lines([_text(line.encode("utf-8", "surrogateescape"))])
-    except ValueError as error:
-        raise ConfigError(
-            f"not a pattern: {pattern!r}", hint="patterns are written as in a gitignore file", subject=pattern
-        ) from error
+    except ValueError:
+        return chosen, is_or_is_below  # no pattern that gitignore knows, but a name may look like that
 
     def fits(text: str, directory: bool) -> bool:
         # A name may hold the very characters that make a pattern; a path written out always means itself.

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import logging
 import os
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from nightferry.errors import BusyError, ConfigError, DestinationError, NightferryError, StagingFull
+from nightferry.errors import NightferryError, StagingFull
 from nightferry.progress import Cancel
 from nightferry.transfer.base import CHUNK_BYTES, PayloadHasher
 from nightferry.transfer.digest import ChunkTable
-from nightferry.transfer.files import (
-    ALIGNMENT,
-    NO_SPACE,
-    data_extents,
-    durable_rename,
-    preallocate,
-    reopen_direct,
-    round_up,
-)
+from nightferry.transfer.files import ALIGNMENT, data_extents, reopen_direct, round_up
 from nightferry.transfer.meter import Meter
+from nightferry.transfer.newfile import NewFile
 from nightferry.transfer.ring import Buffers, RingSettings, Transfer, open_engine
 from nightferry.transfer.throttle import Throttle
-from nightferry.units import format_size
 
-__all__ = ["DirectWriter", "RingSettings", "data_extents", "durable_rename"]
+__all__ = ["DirectWriter", "RingSettings", "data_extents"]
 
-_log = logging.getLogger(__name__)
 _ZEROS = memoryview(bytes(64 << 10))
-_said: set[int] = set()
-"""Devices of which it was already said that they refuse unbuffered I/O."""
 
 
 class DirectWriter:
@@ -82,27 +69,20 @@ class DirectWriter:
         self._meter = meter
         self._throttle = throttle
         self._cancel = cancel or Cancel()
-        self._engine = open_engine(settings)
-        self._buffers = Buffers(settings.buffers, settings.buffer_bytes)
         self._chunks = ChunkTable()
         self._writes: deque[tuple[memoryview, Transfer]] = deque()
         self._current: memoryview | None = None
         self._base = 0
         self._fill = 0
         self._failure: NightferryError | None = None
-        self._fd = -1
-        self._identity: tuple[int, int] | None = None
-        self._direct = False
+        self._engine = open_engine(settings)
         try:
-            self._fd = self._create(mode)
-            status = os.fstat(self._fd)
-            self._identity = (status.st_dev, status.st_ino)
-            if settings.unbuffered:
-                self._pass_by_the_cache()
-            if expected_bytes:
-                self._allocate(expected_bytes)
+            self._buffers = Buffers(settings.buffers, settings.buffer_bytes)
+            self._file = NewFile(
+                self.path, unbuffered=settings.unbuffered, expected_bytes=expected_bytes, mode=mode
+            )
         except BaseException:
-            self.abort()
+            self._engine.close()
             raise
 
     @property
@@ -113,7 +93,7 @@ class DirectWriter:
     @property
     def unbuffered(self) -> bool:
         """Whether the writes pass the page cache by; False once the file system has refused."""
-        return self._direct
+        return self._file.direct
 
     @property
     def engine(self) -> str:
@@ -234,25 +214,18 @@ class DirectWriter:
             self._seal()
         self._drain()
         try:
-            os.ftruncate(self._fd, size)
-            os.fsync(self._fd)
-            if self._settings.unbuffered:
-                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        except OSError as error:
-            raise self._fail(error, size) from error
-        self._close()
+            self._file.complete(size, forget=self._settings.unbuffered)
+        except NightferryError as failure:
+            self._fail(failure)
+            raise
+        self._release()
         return self._chunks.table()
 
     def abort(self) -> None:
         """Closes and removes the file. May be called at any time, also twice, also after ``finish``."""
-        self._close()
-        identity, self._identity = self._identity, None
-        try:
-            status = os.lstat(self.path)
-            if (status.st_dev, status.st_ino) == identity:
-                os.unlink(self.path)
-        except FileNotFoundError:
-            pass
+        self._release()
+        self._file.close()
+        self._file.remove()
 
     # Filling
 
@@ -290,26 +263,27 @@ class DirectWriter:
             self._reclaim()
         return self._buffers.free.pop() if self._buffers.free else None
 
-    def _read(self, source: _Source, piece: _Piece) -> None:
+    def _read(self, source: _Source, piece: _Piece) -> Transfer:
         direct = source.direct is not None
         length = round_up(piece.length) if direct else piece.length
         view = piece.buffer[piece.start : piece.start + length]
         fd = source.fd if source.direct is None else source.direct
         piece.transfer = Transfer(fd, view, piece.offset, writing=False, direct=direct)
         self._engine.start(piece.transfer)
+        return piece.transfer
 
     def _settle_read(self, source: _Source, piece: _Piece) -> int:
         """Waits for a piece; returns how many of its bytes the source has."""
-        transfer = piece.transfer
-        if source.ended or transfer is None:
-            if transfer is not None:
-                self._engine.wait(transfer)
+        if piece.transfer is None:
             return 0
-        self._engine.wait(transfer)
-        if transfer.error is not None and transfer.error.errno == errno.EINVAL and transfer.direct:
-            source.direct = None  # opened, but not readable unbuffered
-            self._read(source, piece)
-            return self._settle_read(source, piece)
+        self._engine.wait(piece.transfer)
+        refused = piece.transfer.error is not None and piece.transfer.error.errno == errno.EINVAL
+        if refused and piece.transfer.direct and not source.ended:
+            source.direct = None  # it could be opened unbuffered, but not read
+            self._engine.wait(self._read(source, piece))
+        transfer = piece.transfer
+        if source.ended:  # what lies beyond a first end, in a file that grows meanwhile, was never announced
+            return 0
         if transfer.error is not None:
             raise transfer.error
         if not transfer.direct and self._settings.unbuffered:
@@ -346,10 +320,12 @@ class DirectWriter:
         buffer = self._buffer()
         self._chunks.update(buffer[: self._fill])
         length = self._fill
-        if self._direct:
+        if self._file.direct:
             length = round_up(length)
             _zero(buffer[self._fill : length])
-        transfer = Transfer(self._fd, buffer[:length], self._base, writing=True, direct=self._direct)
+        transfer = Transfer(
+            self._file.fd, buffer[:length], self._base, writing=True, direct=self._file.direct
+        )
         self._engine.start(transfer)
         self._writes.append((buffer, transfer))
         self._current = None
@@ -370,18 +346,18 @@ class DirectWriter:
         """Looks at an ended write; returns its second try when it must be written through the cache."""
         error = transfer.error
         if error is not None and error.errno == errno.EINVAL and transfer.direct:
-            self._fall_back()
-            again = Transfer(self._fd, transfer.view, transfer.offset, writing=True, direct=False)
+            self._file.fall_back()
+            again = Transfer(self._file.fd, transfer.view, transfer.offset, writing=True, direct=False)
             self._engine.start(again)
             return again
         if error is None and transfer.done < transfer.view.nbytes:
             error = OSError(errno.EIO, "the file system wrote nothing")
         if error is not None:
-            raise self._fail(error, transfer.at)
+            raise self._fail(self._file.failure(error, transfer.at)) from error
         if not transfer.direct and self._settings.unbuffered:
             # The first advice starts the writing back, the next buffer's lets go of what is clean by then.
             start = max(0, transfer.offset - self._settings.memory_bytes)
-            os.posix_fadvise(self._fd, start, transfer.at - start, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file.fd, start, transfer.at - start, os.POSIX_FADV_DONTNEED)
         return None
 
     def _drain(self) -> None:
@@ -399,86 +375,29 @@ class DirectWriter:
         chunk = scratch[:CHUNK_BYTES]
         self._read_back(chunk, start, CHUNK_BYTES)
         chunk[position - start : position - start + data.nbytes] = data
-        transfer = Transfer(self._fd, chunk, start, writing=True, direct=self._direct)
-        self._engine.start(transfer)
-        self._engine.wait(transfer)
-        if transfer.error is not None or transfer.done < CHUNK_BYTES:
-            error = transfer.error or OSError(errno.EIO, "the file system wrote too little")
-            raise self._fail(error, start) from transfer.error
+        transfer = Transfer(self._file.fd, chunk, start, writing=True, direct=self._file.direct)
+        self._now(transfer, CHUNK_BYTES)
         self._chunks.replace(start // CHUNK_BYTES, chunk)
 
     def _read_back(self, view: memoryview, offset: int, needed: int) -> None:
         """Reads bytes of our own file that were written before."""
-        fd = os.open(
-            f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if self._direct else 0)
-        )
-        try:
-            transfer = Transfer(fd, view, offset, writing=False, direct=self._direct)
-            self._engine.start(transfer)
-            self._engine.wait(transfer)
-        finally:
-            os.close(fd)
-        if transfer.error is not None or transfer.done < needed:
-            error = transfer.error or OSError(errno.EIO, "bytes written before are not there")
-            raise self._fail(error, offset) from transfer.error
+        with self._file.readable() as fd:
+            self._now(Transfer(fd, view, offset, writing=False, direct=self._file.direct), needed)
 
-    # The file
+    def _now(self, transfer: Transfer, needed: int) -> None:
+        """One transfer by itself, of at least ``needed`` bytes."""
+        self._engine.start(transfer)
+        self._engine.wait(transfer)
+        error = transfer.error
+        if error is None and transfer.done < needed:
+            error = OSError(errno.EIO, "bytes written before are not there")
+        if error is not None:
+            raise self._fail(self._file.failure(error, transfer.at)) from error
 
-    def _create(self, mode: int) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            return os.open(self.path, flags, mode)
-        except FileExistsError as error:
-            raise BusyError(
-                f"{self.path} exists already", hint="another run is writing it, or an interrupted one left it"
-            ) from error
-        except OSError as error:
-            if error.errno in NO_SPACE:
-                raise StagingFull(f"no room to create {self.path}") from error
-            raise ConfigError(f"cannot create {self.path}: {error.strerror}") from error
+    # The end
 
-    def _allocate(self, expected_bytes: int) -> None:
-        try:
-            preallocate(self._fd, expected_bytes)
-        except OSError as error:
-            if error.errno in NO_SPACE:
-                raise StagingFull(f"{format_size(expected_bytes)} do not fit for {self.path}") from error
-            raise self._fail(error, 0) from error
-
-    def _pass_by_the_cache(self) -> None:
-        # Asked for on the open file and not in open(2), which leaves a file behind where it refuses.
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) | os.O_DIRECT)
-            self._direct = True
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise self._fail(error, 0) from error
-            self._say_buffered()
-
-    def _fall_back(self) -> None:
-        if self._direct:
-            self._direct = False
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT)
-            self._say_buffered()
-
-    def _say_buffered(self) -> None:
-        device = os.fstat(self._fd).st_dev
-        if device not in _said:
-            _said.add(device)
-            _log.warning(
-                "the file system of %s refuses unbuffered writes; writing through the cache", self.path
-            )
-
-    def _fail(self, error: OSError, offset: int) -> NightferryError:
-        """Makes the writer's final error. A full disk gets its room back at once."""
-        failure: NightferryError
-        if error.errno in NO_SPACE:
-            failure = StagingFull(f"no room left for {self.path} after {format_size(offset)}")
-        else:
-            failure = DestinationError(
-                f"cannot write {self.path} at byte {offset}: {error.strerror}",
-                hint="look at the disk that holds it (kernel log, SMART), then run again",
-            )
+    def _fail(self, failure: NightferryError) -> NightferryError:
+        """Makes a failure of our own file final. A full disk gets its room back at once."""
         self._failure = failure
         if isinstance(failure, StagingFull):
             self.abort()
@@ -487,17 +406,15 @@ class DirectWriter:
     def _require_open(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._fd < 0:
+        if not self._file.is_open:
             raise ValueError(f"{self.path} is closed")
 
-    def _close(self) -> None:
+    def _release(self) -> None:
+        """Ends the threads and gives the memory back."""
         self._engine.close()
         self._buffers.close()
         self._current = None
         self._writes.clear()
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
 
 
 @dataclass(slots=True)

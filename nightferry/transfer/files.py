@@ -8,7 +8,6 @@ import fcntl
 import os
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 ALIGNMENT = 4096
 """Offsets, lengths and addresses of unbuffered I/O are multiples of this: the page, and the largest common
@@ -93,24 +92,3 @@ def data_extents(fd: int, size: int) -> list[tuple[int, int]]:
         extents.append((start, min(end, size) - start))
         at = end
     return extents
-
-
-def durable_rename(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> None:
-    """Renames a file that is already on the disk, and returns when the new name is there too.
-
-    Raises:
-        OSError: as os.rename; the old name is then still there.
-    """
-    os.rename(src, dst)
-    sync_directory(Path(dst).parent)
-    if Path(src).parent != Path(dst).parent:
-        sync_directory(Path(src).parent)
-
-
-def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Returns when the directory's names are on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -120,7 +120,7 @@ class Meter:
                 at_s=at,
                 bytes_total=self._bytes,
                 rate_bytes_per_s=(self._bytes - before) / (at - since) if at > since else 0.0,
-                cpu_total=cpu.user + cpu.system - self._cpu_began.user - self._cpu_began.system,
+                cpu_total=(cpu.user - self._cpu_began.user) + (cpu.system - self._cpu_began.system),
                 cpu_system=cpu.system - self._cpu_began.system,
                 machine_system=_share(self._machine, machine),
                 psi_io_some_avg10=pressure,

@@ -503,6 +503,21 @@ def test_a_cartridge_shorter_than_the_catalog_says_is_not_appended_to(rig: Rig) 
     assert rig.register.kept["A00001L9"].state == "full"
 
 
+@pytest.mark.parametrize("torn", [b"1048576x", b"1048576x1 40", b"7"])
+def test_a_torn_line_of_marks_is_no_filemark_and_is_written_over(rig: Rig, torn: bytes) -> None:
+    rig.make()
+    put(rig.tape(), Image("i1", os.urandom(MIB)))
+    rig.opened[-1].close()
+    marks = rig.path / "cartridges/A00001L9/marks"
+    lines = marks.read_bytes().rstrip(b"\0")
+    marks.write_bytes(lines + torn + bytes(100))
+    receipt = put(rig.tape(), Image("i2", os.urandom(MIB)))
+    assert receipt.location["parts"][0]["file"] == 3
+    rig.opened[-1].close()
+    assert len(marks.read_bytes().rstrip(b"\0").splitlines()) == 5
+    assert [f.image for f in rig.tape().scan()] == ["i1", "i2"]
+
+
 def test_a_cartridge_whose_last_trailer_is_damaged_is_not_appended_to(rig: Rig) -> None:
     rig.make()
     put(rig.tape(), Image("i1", os.urandom(MIB)))

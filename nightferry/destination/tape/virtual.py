@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nightferry.destination.durable import fsync_folder, replace_file
 from nightferry.destination.failure import os_errors
 from nightferry.destination.tape.changer import Address, Element
 from nightferry.destination.tape.drive import RECORD_BYTES
@@ -17,6 +16,7 @@ from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
 from nightferry.destination.tape.lock import FileLock, locked, try_lock
 from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.errors import ConfigError, DestinationError, Unavailable
+from nightferry.transfer.durable import DRAFT_PREFIX, replace_file, sync_folder
 from nightferry.units import format_size
 
 _FORMAT = {"format": "nightferry-virtual-library", "version": 1}
@@ -80,7 +80,7 @@ class VirtualChanger:
             for at, element in enumerate(elements):
                 if element.address.kind == "slot" and not element.barcode:
                     (self._root / "cartridges" / barcode).mkdir(mode=0o700, exist_ok=True)
-                    fsync_folder(self._root / "cartridges")
+                    sync_folder(self._root / "cartridges")
                     elements[at] = Element(element.address, barcode)
                     _write_elements(self._root, elements)
                     return element.address
@@ -158,7 +158,7 @@ def create(
     with os_errors(f"library {path}"):
         if not path.exists():
             path.mkdir(mode=0o700)
-            fsync_folder(path.parent)
+            sync_folder(path.parent)
         for folder in (path / "drives", path / "cartridges", *(path / "cartridges" / b for b in barcodes)):
             folder.mkdir(mode=0o700, exist_ok=True)
         places = [
@@ -184,7 +184,15 @@ def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int) -> V
                 f"the folder {path.parent} of the library {path.name} is not there", subject=str(path)
             )
         if not about_path.exists():
-            strange = [e.name for e in path.iterdir() if e.name not in _OURS] if path.exists() else []
+            strange = (
+                [
+                    e.name
+                    for e in path.iterdir()
+                    if e.name not in _OURS and not e.name.startswith(DRAFT_PREFIX)
+                ]
+                if path.exists()
+                else []
+            )
             if strange:
                 raise ConfigError(f"{path} holds {strange[0]!r} and is no tape library", subject=str(path))
             create(path, drives, slots, cartridge_bytes)
@@ -210,7 +218,7 @@ def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int) -> V
     return VirtualLibrary(path)
 
 
-_OURS = {"drives", "cartridges", "elements.json", "changer.lock", ".elements.json.new", ".library.json.new"}
+_OURS = {"drives", "cartridges", "elements.json", "changer.lock"}
 """What an interrupted ``create`` may have left."""
 
 

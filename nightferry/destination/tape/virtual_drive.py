@@ -9,15 +9,14 @@ from pathlib import Path
 from nightferry.destination.durable import (
     WRITEBACK_BYTES,
     begin_writeback,
-    fsync_folder,
-    replace_file,
-    write_all,
 )
 from nightferry.destination.failure import os_errors
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, EndOfMedium, Mark, Position
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
+from nightferry.transfer.durable import replace_file, sync_folder, write_all
 
 _MARKS = "marks"
+_MARKS_STEP = 16 << 10
 _UNSYNCED_FILES = 16
 """Tape files ended without a commit before one is made anyway: bounds the open files."""
 
@@ -126,7 +125,7 @@ class VirtualDrive:
         self._writeback = WRITEBACK_BYTES
         self._in, self._in_file = -1, -1
         self._unsynced: list[tuple[int, str]] = []
-        self._marks_bytes = 0
+        self._marks_bytes = self._marks_room = 0
         self._strays = False
 
     @property
@@ -156,12 +155,15 @@ class VirtualDrive:
                 raise MediumDamaged(f"cartridge {barcode} has no folder {folder}", subject=barcode)
             marks = folder / _MARKS
             text = marks.read_bytes() if marks.exists() else b""
-            text = text[: text.rfind(b"\n") + 1]
+            room = len(text)
+            torn = text.partition(b"\0")[0]
+            text = torn[: torn.rfind(b"\n") + 1]
             try:
                 self._files = [parse_runs(line) for line in text.decode("ascii").splitlines()]
             except ValueError as error:
                 raise MediumDamaged(f"{marks} cannot be read: {error}", subject=barcode) from error
             self._marks_bytes = len(text)
+            self._marks_room = room if torn == text else 0
             self._strays = True
             tail = self._path(len(self._files), folder)
             self._tail = uniform(tail.stat().st_size if tail.exists() else 0)
@@ -312,24 +314,34 @@ class VirtualDrive:
         if not self._unsynced:
             return
         for fd, _ in self._unsynced:
+            # Begun together, one commit of the file system's journal serves them all.
+            begin_writeback(fd, 0)
+        for fd, _ in self._unsynced:
             os.fdatasync(fd)
+        sync_folder(self._cartridges / self._barcode)
+        self._append_marks("".join(f"{line}\n" for _, line in self._unsynced).encode())
+        for fd, _ in self._unsynced:
+            os.close(fd)
+        self._unsynced.clear()
+
+    def _append_marks(self, lines: bytes) -> None:
+        """Durably. The file grows in steps of NUL bytes, so that most lines change no metadata."""
         folder = self._cartridges / self._barcode
-        fsync_folder(folder)
-        lines = "".join(f"{line}\n" for _, line in self._unsynced).encode()
-        marks = os.open(folder / _MARKS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        marks = os.open(folder / _MARKS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        end = self._marks_bytes + len(lines)
         try:
-            os.ftruncate(marks, self._marks_bytes)
+            if end > self._marks_room:
+                os.ftruncate(marks, self._marks_bytes)
+                self._marks_room = -(-end // _MARKS_STEP) * _MARKS_STEP
+                lines = lines.ljust(self._marks_room - self._marks_bytes, b"\0")
             os.lseek(marks, self._marks_bytes, os.SEEK_SET)
             write_all(marks, lines)
             os.fdatasync(marks)
         finally:
             os.close(marks)
         if not self._marks_bytes:
-            fsync_folder(folder)
-        self._marks_bytes += len(lines)
-        for fd, _ in self._unsynced:
-            os.close(fd)
-        self._unsynced.clear()
+            sync_folder(folder)
+        self._marks_bytes = end
 
     def _cut(self) -> None:
         """Writing anywhere but at the end drops what lay behind, as on tape."""
@@ -343,7 +355,7 @@ class VirtualDrive:
             del self._files[self._file :]
             lines = "".join(f"{runs.render()}\n" for runs in self._files).encode()
             replace_file(self._cartridges / self._barcode / _MARKS, lines)
-            self._marks_bytes = len(lines)
+            self._marks_bytes = self._marks_room = len(lines)
             for number in range(last, self._file - 1, -1):
                 if number > self._file or not kept.count:
                     self._path(number).unlink(missing_ok=True)

@@ -176,17 +176,17 @@ def test_a_writer_that_slept_through_a_compaction_loses_nothing(
     real = events_module.publish
     woken: list[int] = []
 
-    def publish_late(folder: Path, name: str, data: bytes) -> bool:
+    def publish_late(path: Path, data: bytes) -> bool:
         if not woken:
             woken.append(1)
             monkeypatch.setattr(events_module, "publish", real)
             add(other, 2, start=1)
             other.compact()
-            done = real(folder, name, data)
+            done = real(path, data)
             assert done, "the number must look free for this test to mean anything"
             assert [row.subject for row in log(tmp_path).rows()] == ["r0", "r1", "r2"]
             return done
-        return real(folder, name, data)
+        return real(path, data)
 
     monkeypatch.setattr(events_module, "publish", publish_late)
     event = sleeper.append("run", "late", "result", {})
@@ -201,9 +201,9 @@ def test_an_event_that_is_compacted_before_its_writer_looked_is_not_written_twic
     one, other = log(tmp_path), log(tmp_path)
     real = events_module.publish
 
-    def publish_then_compact(folder: Path, name: str, data: bytes) -> bool:
+    def publish_then_compact(path: Path, data: bytes) -> bool:
         monkeypatch.setattr(events_module, "publish", real)
-        done = real(folder, name, data)
+        done = real(path, data)
         other.compact()
         return done
 

@@ -16,9 +16,10 @@ import xxhash
 
 from nightferry.errors import BusyError, Cancelled, ConfigError, DestinationError, StagingFull
 from nightferry.progress import Cancel
-from nightferry.transfer import direct, files, uring
+from nightferry.transfer import newfile, uring
 from nightferry.transfer.base import CHUNK_BYTES, ByteSink
 from nightferry.transfer.direct import DirectWriter, RingSettings
+from nightferry.transfer.durable import durable_rename
 from nightferry.transfer.meter import Meter
 
 SIZE = 1 << 20
@@ -237,7 +238,7 @@ def test_what_does_not_fit_is_refused_before_the_copy(tmp_path: Path) -> None:
 def test_file_system_without_allocation_is_written_all_the_same(
     tmp_path: Path, source: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "preallocate", lambda fd, size: False)
+    monkeypatch.setattr(newfile, "preallocate", lambda fd, size: False)
     writer = DirectWriter(tmp_path / "out", settings=SMALL, expected_bytes=len(CONTENT))
     writer.copy_from(source, 0, len(CONTENT), None)
     writer.finish()
@@ -342,7 +343,7 @@ def test_abort_leaves_a_file_alone_that_took_the_name(tmp_path: Path) -> None:
     writer = DirectWriter(tmp_path / "out", settings=SMALL)
     writer.write(b"ours")
     writer.finish()
-    files.durable_rename(tmp_path / "out", tmp_path / "final")
+    durable_rename(tmp_path / "out", tmp_path / "final")
     (tmp_path / "out").write_bytes(b"theirs")
     writer.abort()
     assert (tmp_path / "out").read_bytes() == b"theirs"
@@ -380,7 +381,7 @@ def refuse_direct(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(fd, command, argument)
 
     monkeypatch.setattr(fcntl, "fcntl", refusing)
-    monkeypatch.setattr(direct, "_said", set())
+    monkeypatch.setattr(newfile, "_said", set())
 
 
 def test_refusing_file_system_is_written_through_the_cache_and_said_once(
@@ -399,7 +400,7 @@ def test_refusing_file_system_is_written_through_the_cache_and_said_once(
             writer.patch(5, b"patch")
             writer.rewind(4 * SIZE + 5)
             assert writer.finish() == table_of(CONTENT[:5] + b"patch" + CONTENT[10 : 4 * SIZE + 5])
-    assert [record.message.count("refuses unbuffered writes") for record in caplog.records] == [1]
+    assert [record.message.count("refuses unbuffered I/O") for record in caplog.records] == [1]
 
 
 def test_file_system_that_refuses_only_the_write_falls_back(

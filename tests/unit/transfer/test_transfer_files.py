@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from nightferry.transfer import files
-from nightferry.transfer.files import data_extents, durable_rename, preallocate, reopen_direct
+from nightferry.transfer.durable import durable_rename
+from nightferry.transfer.files import data_extents, preallocate, reopen_direct
 
 
 def extents_of(path: Path, size: int) -> list[tuple[int, int]]:

@@ -1,0 +1,94 @@
+"""Small files that are there whole and for good, or not at all.
+
+A name comes into being in two ways: ``create_file`` never replaces (the name is claimed with a hard link, so
+of several writers exactly one gets it), ``replace_file`` always does (the rename swaps whole contents). Both
+make the content durable before the name, and the name durable before they return. A crash may leave a draft,
+whose name begins with ``DRAFT_PREFIX``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+DRAFT_PREFIX = ".tmp-"
+FILE_MODE = 0o600
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Puts ``data`` in the place of ``path``: readers see the old content or the new, after a crash too."""
+    draft = _draft(path.parent, data)
+    try:
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def create_file(path: Path, data: bytes) -> None:
+    """Claims the name ``path`` with ``data`` in it.
+
+    Raises:
+        FileExistsError: somebody else claimed it first; their file is untouched.
+        OSError: the folder cannot be written. When only the last step failed (making the name durable) the
+            name may be there all the same; whoever reads it reads all of ``data``.
+    """
+    draft = _draft(path.parent, data)
+    try:
+        try:
+            # A link, unlike O_EXCL and then writing, gives the name to a file that is already whole.
+            os.link(draft, path)
+        except FileExistsError:
+            # A network file system that repeats a lost request answers "exists" to its own success; the
+            # number of names tells whose it is.
+            if os.stat(draft).st_nlink < 2:
+                raise
+        sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def durable_rename(src: Path, dst: Path) -> None:
+    """Renames a file that is already on the disk, and returns when the new name is there too.
+
+    Raises:
+        OSError: as os.rename; the old name is then still there.
+    """
+    os.rename(src, dst)
+    sync_folder(dst.parent)
+    if src.parent != dst.parent:
+        sync_folder(src.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Writes every byte at the file's position; a short write goes on where it stopped."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _draft(folder: Path, data: bytes) -> Path:
+    """A new file with ``data`` in it, durable, under a name that no reader takes for anything."""
+    draft = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft
