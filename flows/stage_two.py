@@ -12,6 +12,7 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
+from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
@@ -67,9 +68,7 @@ def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]
         lanes = here.destination(destination).lanes
     except NightferryError as error:
         return Failed(name=COPY_MISSING, message=str(error))
-    return to_destination.with_options(task_runner=threads(lanes))(
-        site, back_group, destination, return_state=True
-    )
+    return part(to_destination.with_options(task_runner=threads(lanes)), site, back_group, destination)
 
 
 @flow(name="to-destination", flow_run_name="{back_group} to {destination}", persist_result=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -14,7 +16,9 @@ from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.logging.handlers import APILogHandler
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from blocks.site import Site
 from nightferry.errors import NightferryError
@@ -30,6 +34,8 @@ MIN_UPDATE_S = 2.0
 
 CANCEL = Cancel()
 """The process's one stop request: set by SIGTERM (Prefect cancels a run with it) and SIGINT."""
+
+_POST = ThreadPoolExecutor(max_workers=1, thread_name_prefix="progress")
 
 _open_sites: dict[str, OpenSite] = {}
 _lock = threading.Lock()
@@ -116,6 +122,7 @@ class _Shown:
     total_bytes: int | None
     sent: float
     artifact: UUID | None = None
+    is_due: bool = False
 
 
 class PrefectProgress:
@@ -140,6 +147,7 @@ class PrefectProgress:
         shown = self._shown.get(subject)
         if shown is None or not shown.total_bytes or time.monotonic() - shown.sent < MIN_UPDATE_S:
             return
+        shown.is_due = True
         # A growing store may pass what was expected; it is whole only when it ends.
         self._show(shown, min(99.0, round(100.0 * done_bytes / shown.total_bytes, 1)))
 
@@ -147,7 +155,7 @@ class PrefectProgress:
         if _terminal is not None:
             _terminal.end(subject, result)
         shown = self._shown.pop(subject, None)
-        if shown is not None and shown.artifact is not None and result not in ("failed", "cancelled"):
+        if shown is not None and shown.is_due and result not in ("failed", "cancelled"):
             self._show(shown, 100.0)
 
     def say(self, text: str, subject: str = "") -> None:
@@ -157,14 +165,23 @@ class PrefectProgress:
 
     def _show(self, shown: _Shown, percent: float) -> None:
         shown.sent = time.monotonic()
+        # The artifact belongs to the run whose context this is; the bytes do not wait for the server.
+        context = contextvars.copy_context()
+        _POST.submit(context.run, self._send, shown, percent)
+
+    def _send(self, shown: _Shown, percent: float) -> None:
         if self._away:
             return
         try:
-            if shown.artifact is None:
-                created = create_progress_artifact(progress=percent, key=None, description=shown.description)
-                shown.artifact = created if isinstance(created, UUID) else None
-            else:
-                update_progress_artifact(artifact_id=shown.artifact, progress=percent)
+            # What is not shown now is shown in two seconds: nothing is asked twice.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                if shown.artifact is None:
+                    created = create_progress_artifact(percent, description=shown.description)
+                    shown.artifact = created if isinstance(created, UUID) else None
+                else:
+                    update_progress_artifact(artifact_id=shown.artifact, progress=percent)
+        except PrefectHTTPStatusError:
+            return  # the server is busy
         except Exception as error:  # noqa: BLE001 - showing progress must not stop the work
             self._server_is_away(error)
 
