@@ -210,6 +210,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
         raise ConfigError(
             f"nothing to approve for {', '.join(wrong) or 'no store'}; "
             f"the seal misses: {', '.join(lacking) or 'nothing'}",
+            hint="name stores that the seal lacks with --store; `nightferry gate show` lists them",
             subject=run.run,
         )
     record = ApprovalRecord(

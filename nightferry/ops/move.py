@@ -54,19 +54,29 @@ def to_passive(
         MoveFailed: the disk did not arrive; stage two must not read.
     """
     require_open(opened, run)
+    target = target_of(opened, run.back_group, to)
+    return _move(opened, run.back_group, target, run.run, progress=progress, cancel=cancel)
+
+
+def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
+    """The node a BACK group's disk would be handed to: ``to``, or the first usable one of its targets.
+
+    Raises:
+        ClusterError: no passive node is usable.
+    """
     view = opened.cluster.view()
-    targets = [to] if to else [node.name for node in opened.site.targets(run.back_group)]
-    owner = opened.cluster.where(run.back_group)
+    targets = [to] if to else [node.name for node in opened.site.targets(back_group)]
+    owner = opened.cluster.where(back_group)
     if to is None and owner in targets:
         targets = [owner]  # a rerun finds the disk where the first try brought it
     usable = [t for t in targets if (node := view.node(t)) is not None and node.usable]
     if not usable:
         raise ClusterError(
-            f"no passive node can take {run.back_group}: {', '.join(targets) or 'none is configured'}",
-            subject=run.back_group,
+            f"no passive node can take {back_group}: {', '.join(targets) or 'none is configured'}",
+            subject=back_group,
             operation="move",
         )
-    return _move(opened, run.back_group, usable[0], run.run, progress=progress, cancel=cancel)
+    return usable[0]
 
 
 def move_ungated(

@@ -17,6 +17,7 @@ from pathlib import Path
 from nightferry import __version__
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import (
+    Cancelled,
     IntegrityError,
     NightferryError,
     NotOwner,
@@ -205,6 +206,9 @@ def _write_image(
             except BaseException:
                 sink.abort()
                 raise
+    except BaseException as error:
+        progress.end(subject, "cancelled" if isinstance(error, Cancelled) else "failed")
+        raise
     finally:
         source.close()
     ended = opened.clock.now()

@@ -165,11 +165,9 @@ def stream_image(
         IntegrityError: the staged image, or what the destination gave back, is damaged.
         Cancelled: between two chunks.
     """
-    opened.catalog.refresh()
-    copy = _arrived(opened, opened.destination(destination), image)
+    copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
-        verified = copy.state == "verified"
-        return copy if verified else verify_copy(opened, copy, progress=progress, cancel=cancel)
+        return copy
     path = opened.staged_path(image)
     try:
         outgoing = StagedOutgoing(image, path, throttle=opened.throttle(destination), cancel=cancel)
@@ -179,6 +177,21 @@ def stream_image(
         set_aside(path)
         log.warning("image %s is damaged on staging: set aside", image.image)
         raise
+
+
+def made_before(
+    opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
+) -> CopyRecord | None:
+    """The copy that an earlier try left at the destination, verified now if it was not; None without one.
+
+    Raises:
+        IntegrityError, DestinationError: see ``verify_copy``.
+    """
+    opened.catalog.refresh()
+    copy = _arrived(opened, opened.destination(destination), image)
+    if copy is None or copy.state == "verified":
+        return copy
+    return verify_copy(opened, copy, progress=progress, cancel=cancel)
 
 
 def make_copy(
@@ -234,12 +247,16 @@ def _put(
 
 
 def _give_up_damaged(opened: OpenSite, target: Destination, image: ImageRecord) -> None:
-    """Takes a damaged copy out of the new one's way. The record comes first: it is lost from then on."""
+    """Takes a damaged copy out of the new one's way.
+
+    It is damaged on record until it is gone: one that is lost on record and still lies there would be taken
+    for the new one.
+    """
     for copy in opened.catalog.all_copies(image.image):
         if copy.destination == target.name and copy.state == "damaged":
+            target.remove(copy.location)
             note = f"given up for a new copy; {copy.note}"[:500]
             opened.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
-            target.remove(copy.location)
 
 
 def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord:
@@ -365,9 +382,9 @@ def describe_location(copy: CopyRecord) -> str:
     parts = copy.location.get("parts")
     if isinstance(parts, list):
         return ", ".join(f"{p['barcode']} file {p['file']}" for p in parts)
-    return str(
-        copy.location.get("path") or json.dumps(copy.location, sort_keys=True) if copy.location else ""
-    )
+    if "image" in copy.location:
+        return f"images/{copy.location['image']}/data"
+    return json.dumps(copy.location, sort_keys=True) if copy.location else ""
 
 
 def require_known(copy: CopyRecord) -> None:
