@@ -137,7 +137,7 @@ def main() -> int:
 
     title("Where to look")
     server = json.loads(nightferry("server", "status", "--json", show=False))
-    print(f"Prefect UI:   {server.get('ui', '')}   (stop it with `nightferry server stop`)")
+    print(f"Prefect UI:   {server.get('ui', '')}")
     print(f"the site:     {SITE}")
     print(f"its catalog:  {HERE / 'catalog'}")
     program = Path(sys.executable).with_name("nightferry")
