@@ -140,7 +140,6 @@ def main() -> int:
     print(f"Prefect UI:   {server.get('ui', '')}")
     print(f"the site:     {SITE}")
     print(f"its catalog:  {HERE / 'catalog'}")
-    program = Path(sys.executable).with_name("nightferry")
     print(f"go on in:     cd {HERE}")
     print(f"              export NIGHTFERRY_STATE=$PWD/state PATH={Path(sys.executable).parent}:$PATH")
     print("with:         nightferry runs, images, files, restore …; nightferry server stop; --help")
