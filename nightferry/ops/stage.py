@@ -128,7 +128,7 @@ def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
 
 
 def lost_images(opened: OpenSite, run: RunRecord) -> list[ImageRecord]:
-    """Images of the run that must be made again: staging lost them, or they were found damaged, without a copy."""
+    """Images of the run that must be made again: lost or found damaged on staging, and without a copy."""
     return [image for image in opened.catalog.images(run=run.run) if not is_safe(opened, image)]
 
 
