@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from nightferry.cli.prefect_server import Server, state_folder, use_server
 from nightferry.cli.session import Session, current
-from nightferry.errors import ConfigError, NightferryError, PrefectRequired, worst_exit_code
+from nightferry.errors import Cancelled, ConfigError, NightferryError, PrefectRequired, worst_exit_code
 
 if TYPE_CHECKING:
     from nightferry.model.load import LoadedSite
@@ -133,13 +133,15 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
     """
     cancel = session.cancel  # from here on the first signal stops at the next chunk
     server = _use_prefect(session, loaded)
+    from prefect.exceptions import TerminationSignal
+
     from blocks.site import Site
     from flows.part import SERVER_AWAY
     from flows.two_stage import two_stage_backup
     from nightferry.ops.report import night_result
-    from tasks.bridge import opened, show_on
+    from tasks.bridge import opened, serve
 
-    show_on(session.out.progress)
+    serve(session.out.progress, session.stop)
     block = Site(text=loaded.text)
     results: list[NightResult] = []
     errors: list[NightferryError] = []
@@ -151,6 +153,9 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         try:
             with _heartbeats(server):
                 state = two_stage_backup(block, **night.arguments, **options, return_state=True)
+        except TerminationSignal as stopped:
+            # Between two flows' bodies a signal is Prefect's, and it raises at once.
+            raise Cancelled("stopped") from stopped
         except SERVER_AWAY as away:
             session.server_is_gone = True
             cancel.check()

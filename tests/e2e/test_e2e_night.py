@@ -103,7 +103,9 @@ def test_a_retryable_error_is_tried_again_and_the_night_is_whole(site, failing):
     assert site.opened().catalog.failures(site.opened().catalog.runs(BACK)[0].run) == []
 
 
-def test_a_store_that_stays_unreadable_holds_the_gate_and_its_retry_ends_the_night(site, failing, monkeypatch):
+def test_a_store_that_stays_unreadable_holds_the_gate_and_its_retry_ends_the_night(
+    site, failing, monkeypatch
+):
     attempts = failing("SG1/priv2", lambda: StoreUnreadable("not now"))
     state = site.night()
     assert (state.type.name, state.name) == ("FAILED", "GateHeld")
@@ -162,7 +164,9 @@ def test_an_approval_by_command_line_sends_the_night_on(site, failing):
     assert shown.returncode == 50
     assert "Input/output error" in shown.stdout
 
-    approved = site.cli("gate", "approve", run, "--store", "SG2/shares", "--reason", "rebuilt anyway", "--json")
+    approved = site.cli(
+        "gate", "approve", run, "--store", "SG2/shares", "--reason", "rebuilt anyway", "--json"
+    )
     # The night went on; what was left out is still named and never green.
     assert approved.returncode == 3, approved.stderr
     document = json.loads(approved.stdout)
