@@ -140,7 +140,8 @@ def main() -> int:
     print(f"Prefect UI:   {server.get('ui', '')}   (stop it with `nightferry server stop`)")
     print(f"the site:     {SITE}")
     print(f"its catalog:  {HERE / 'catalog'}")
-    print(f"go on with:   cd {HERE} && nightferry runs, images, files, restore …")
+    program = Path(sys.executable).with_name("nightferry")
+    print(f"go on with:   {program} --site {SITE} runs   (or images, files, restore, --help)")
     return 0
 
 

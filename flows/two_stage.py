@@ -23,6 +23,7 @@ from nightferry.ops.gate import approve, look
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import NightResult, night_result
 from nightferry.ops.run import begin_run, end_run, run_lock, set_state
+from nightferry.ops.stage import lost_images
 from nightferry.ops.stream import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.gate import require_open, to_active, write_seal
@@ -123,7 +124,7 @@ def night(
     stagger: bool,
 ) -> State[Any]:
     """The steps of one run, in order; each is a task or a subflow, so that the graph reads like the night."""
-    if stage != "two" and look(here, run).state != "open":
+    if stage != "two" and (look(here, run).state != "open" or lost_images(here, run)):
         to_active(site, run.run, run.back_group)
         run = set_state(here, run, state="staging")
         require_success(stage_one(site, run.run, stagger=stagger))

@@ -88,3 +88,8 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 file``, ``3 files``, ``2 entries`` (with its plural given)."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -66,8 +66,9 @@ def serve(terminal: Progress, on_signal: SignalHandler) -> None:
 def at_work() -> Iterator[None]:
     """Around a flow's body: the core's log reaches Prefect, and a stop request reaches the core.
 
-    Prefect would raise at a signal wherever the main thread is, while other threads still write. Here the first one
-    only asks: every thread stops at its next chunk. The second is Prefect's, or the command line's, to handle.
+    Prefect would raise at a signal wherever the main thread is, while other threads still write. Here the
+    first one only asks: every thread stops at its next chunk. The second is Prefect's, or the command
+    line's, to handle.
     """
     _send_core_logs_to_prefect()
     if threading.current_thread() is not threading.main_thread():
@@ -136,7 +137,7 @@ class _Shown:
 
 
 class PrefectProgress:
-    """A progress artifact for every subject that takes longer than ``MIN_UPDATE_S``; at most one update in that time.
+    """A progress artifact for what takes longer than ``MIN_UPDATE_S``; at most one update in that time.
 
     An artifact that cannot be written (the server is away) is said once in the log and never stops the work.
     """

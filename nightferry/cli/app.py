@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 
 from nightferry import __version__
 from nightferry.cli import session as sessions
@@ -95,6 +103,8 @@ def launch(
     session = sessions.current()
     session.site_path = site
     session.out.as_json = session.out.as_json or json
+    if session.out.as_json:
+        _require_verb(tokens)
     return app(tokens, exit_on_error=False, print_error=False)
 
 
@@ -129,7 +139,7 @@ def _run(arguments: Sequence[str], session: Session) -> int:
         out.flush()
         return returned if isinstance(returned, int) else 0
     except CycloptsError as error:
-        return _fail(ConfigError(_usage(error), hint="see `nightferry --help`"), session)
+        return _fail(_usage(error), session)
     except NightferryError as error:
         return _fail(error, session)
     except KeyboardInterrupt:
@@ -159,13 +169,51 @@ def _fail(error: NightferryError, session: Session) -> int:
     return code
 
 
-def _usage(error: CycloptsError) -> str:
-    if isinstance(error, UnknownCommandError) and not error.command_chain:
-        # cyclopts would import every verb's module to say this.
-        import difflib
+def _require_verb(tokens: Sequence[str]) -> None:
+    """A noun alone shows its help, which is no JSON document.
 
-        verb = safe(error.unused_tokens[0]) if error.unused_tokens else ""
-        near = difflib.get_close_matches(verb, [known.name for known in VERBS], n=1)
-        return f"no verb is called {verb!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    Raises:
+        ConfigError: the words name no command.
+    """
+    chain, apps, rest = app.parse_commands(tokens)
+    if apps[-1].default_command is None and not rest:
+        raise ConfigError(
+            f"{_called(chain)} needs a verb: {', '.join(_verbs_of(apps[-1]))}",
+            hint=f"see {_called((*chain, '--help'))}",
+        )
+
+
+def _usage(error: CycloptsError) -> ConfigError:
+    """What is wrong with the words of a command, in ours."""
+    chain = error.command_chain or ()
+    called = _called(chain)
+    hint = f"see {_called((*chain, '--help'))}"
+    match error:
+        case UnknownCommandError():
+            import difflib
+
+            # cyclopts would import every verb's module to say this.
+            names = _verbs_of(error.app) if chain and error.app else [v.name for v in VERBS]
+            verb = safe(error.unused_tokens[0]) if error.unused_tokens else ""
+            near = difflib.get_close_matches(verb, names, n=1)
+            of = f" of {called}" if chain else ""
+            advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+            return ConfigError(f"no verb{of} is called {verb!r}; {advice}", hint=hint)
+        case MissingArgumentError() if error.argument is not None and not error.tokens_so_far:
+            option = error.argument.name
+            return ConfigError(f"{called} needs {option}", hint=hint, subject=option)
+        case UnusedCliTokensError():
+            return ConfigError(
+                f"{called} does not take {', '.join(repr(safe(t)) for t in error.unused_tokens or ())}",
+                hint=hint,
+            )
     text = str(error).strip().rstrip(".")
-    return text[:1].lower() + text[1:]
+    return ConfigError(text[:1].lower() + text[1:], hint=hint)
+
+
+def _called(chain: Sequence[str]) -> str:
+    return f"`{' '.join(('nightferry', *(safe(word) for word in chain)))}`"
+
+
+def _verbs_of(noun: App) -> list[str]:
+    return [name for name in noun if not name.startswith("-")]

@@ -12,7 +12,14 @@ from cyclopts import Parameter
 
 from nightferry.cli.prefect_server import Server, state_folder, use_server
 from nightferry.cli.session import Session, current
-from nightferry.errors import Cancelled, ConfigError, NightferryError, PrefectRequired, worst_exit_code
+from nightferry.errors import (
+    Cancelled,
+    ConfigError,
+    NightferryError,
+    NotInThisRelease,
+    PrefectRequired,
+    worst_exit_code,
+)
 
 if TYPE_CHECKING:
     from nightferry.model.load import LoadedSite
@@ -56,6 +63,10 @@ def backup(
         Why that is accepted; kept with the approval.
     """
     session = current()
+    if level not in (None, 0):
+        raise NotInThisRelease(
+            f"level {level} is not in this release: every image is level 0", subject="--level"
+        )
     if accept_partial and not reason.strip():
         raise ConfigError("--accept-partial needs a reason", hint="say why with --reason")
     loaded = session.load_site()
@@ -118,7 +129,11 @@ def split(
         wanted = site.back_group(back_group).name
         wrong = [n for other, (g, s) in plan.items() if other != wanted for n in (*g, *s)]
         if wrong:
-            raise ConfigError(f"not on {wanted}: {', '.join(wrong)}", subject=wanted)
+            raise ConfigError(
+                f"not on {wanted}: {', '.join(wrong)}",
+                hint="leave --back-group out, or name what is staged on it",
+                subject=wanted,
+            )
         plan.setdefault(wanted, ([], []))
     if not plan:
         plan = {b.name: ([], []) for b in site.back_groups if site.groups_of(b.name)}
@@ -176,7 +191,7 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         raise errors[0]
     for error in errors:
         session.out.say(f"{error.subject or 'a BACK group'}: {error.message}")
-    show(session, results)
+    show(session, results, errors)
     return worst_exit_code([*(r.exit_code for r in results), *(e.exit_code for e in errors)])
 
 
@@ -201,7 +216,7 @@ def _require_progress(before: RunRecord | None, after: RunRecord | None, away: E
     if after is None or after == before or after.state == "staging":
         raise PrefectRequired(
             f"the Prefect server went away: {away}",
-            hint="run it again: what is staged is kept, and without PREFECT_API_URL the site's own server is used",
+            hint="run it again: without PREFECT_API_URL the site's own server is used",
         ) from away
 
 
@@ -237,7 +252,7 @@ def _use_prefect(session: Session, loaded: LoadedSite) -> Server:
 
 @contextmanager
 def _heartbeats(server: Server) -> Iterator[None]:
-    """On the site's own server nothing listens to heartbeats, and each flow waits a second for its last one."""
+    """On the site's own server nobody listens to heartbeats, and each flow waits a second for its last."""
     if not server.own:
         yield
         return
@@ -273,17 +288,24 @@ def _is_on(loaded: LoadedSite, store: str, back_group: str) -> bool:
     return loaded.site.store(store).group.back_group == back_group
 
 
-def show(session: Session, results: Sequence[NightResult]) -> None:
-    """The result document, or a table and a sentence for each night."""
+def show(session: Session, results: Sequence[NightResult], errors: Sequence[NightferryError] = ()) -> None:
+    """The result document, or a table and a sentence for each night.
+
+    With several BACK groups ``run``, ``state`` and ``result`` are those of the night that came out worst.
+    """
     from nightferry.cli.output import Column, table
     from nightferry.units import format_duration, format_size
 
+    worst_code = worst_exit_code(r.exit_code for r in results)
+    worst = next(r for r in results if r.exit_code == worst_code)
     documents = [r.as_json() for r in results]
-    document: dict[str, Any] = dict(documents[0]) if documents else {"images": [], "gates": [], "failed": []}
-    for more in documents[1:]:
-        for key in ("images", "gates", "failed", "missing_copies"):
-            document[key] = [*document[key], *more[key]]
+    document: dict[str, Any] = worst.as_json()
+    for key in ("images", "gates", "failed", "missing_copies"):
+        document[key] = [entry for each in documents for entry in each[key]]
+    gates = {d["gate"] for d in documents}
+    document["gate"] = next(state for state in ("held", "closed", "open") if state in gates)
     document["runs"] = [d["run"] for d in documents]
+    document["errors"] = [e.as_json()["error"] for e in errors]
     shown: list[Any] = []
     for result in results:
         rows: list[list[object]] = []

@@ -15,6 +15,7 @@ def check() -> int:
     from nightferry.cli.output import table
     from nightferry.ops.check import check as look
     from nightferry.ops.check import exit_code
+    from nightferry.units import counted
 
     session = current()
     findings = look(session.load_site())
@@ -22,10 +23,16 @@ def check() -> int:
     colours = {"fail": "bold red", "warn": "yellow", "note": "dim"}
     rows = [[f.id, Text(f.severity, style=colours[f.severity]), f.text, f.fix or None] for f in findings]
     counts = {s: sum(f.severity == s for f in findings) for s in ("fail", "warn", "note")}
-    said = f"{counts['fail']} failures, {counts['warn']} warnings, {counts['note']} notes"
+    said = ", ".join(
+        [
+            counted(counts["fail"], "failure"),
+            counted(counts["warn"], "warning"),
+            counted(counts["note"], "note"),
+        ]
+    )
     shown = [table(["id", "", "finding", "what to do"], rows)] if rows else []
     document = {"findings": findings, **counts, "exit_code": code}
     session.out.result(
-        document, *shown, "nothing could fail tonight that can be seen now" if not code else said
+        document, *shown, "nothing that can be seen now will fail tonight" if not code else said
     )
     return code

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from nightferry.cli.session import current
-from nightferry.errors import ConfigError
+from nightferry.errors import ConfigError, GateClosed
 
 app = App(name="cluster", help="Nodes, groups, and the gated move.")
 
@@ -103,23 +103,27 @@ def move(
         here.catalog.refresh()
         run = next(iter(here.catalog.runs(name)), None)
         if ungated and not (to and reason.strip()):
-            raise ConfigError("an ungated move needs --to and --reason", subject=name)
-        if run is None and not ungated:
             raise ConfigError(
-                f"{name} has no run: nothing is proven staged",
-                hint="see --ungated for maintenance",
+                "an ungated move needs --to and --reason",
+                hint=f"`nightferry cluster move {name} --ungated --to NODE --reason TEXT`",
                 subject=name,
             )
         if dry_run:
-            target = to or here.site.targets(name)[0].name
-            plan = here.cluster.plan(name, target)
+            plan = here.cluster.plan(name, to or ops.target_of(here, name))
             state = gate.look(here, run).state if run is not None else "closed"
-            document = {"plan": plan, "gate": state}
-            problems = f"; {'; '.join(plan.problems)}" if plan.problems else ""
+            way = f"stays on {plan.target}" if plan.is_noop else f"{plan.source} → {plan.target}"
             session.out.result(
-                document, f"{name}: {plan.source} → {target}{problems}", f"the gate is {state}"
+                {"plan": plan, "gate": state},
+                f"{name}: {'; '.join((way, *plan.problems))}",
+                f"the gate is {state}" + ("; the move is not through it" if ungated else ""),
             )
             return
+        if run is None and not ungated:
+            raise GateClosed(
+                f"the gate of {name} stays shut: it has no run, nothing is proven staged",
+                hint="`nightferry backup` stages; see --ungated for maintenance",
+                subject=name,
+            )
         with run_lock(here, name, progress=session.out.progress, cancel=session.cancel):
             if ungated and to is not None:
                 node = ops.move_ungated(

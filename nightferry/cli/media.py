@@ -31,10 +31,14 @@ def tapes(here: OpenSite, name: str | None) -> list[TapeDestination]:
     if name is not None:
         here.site.destination(name)
         if name not in names:
-            raise ConfigError(f"destination {name} is no tape library", subject=name)
+            raise ConfigError(
+                f"destination {name} is no tape library",
+                hint="media are the cartridges of tape libraries",
+                subject=name,
+            )
         names = [name]
     if not names:
-        raise ConfigError("the site has no tape library")
+        raise ConfigError("the site has no tape library", hint="media are the cartridges of tape libraries")
     opened = [here.destination(n) for n in names]
     return [d for d in opened if isinstance(d, TapeDestination)]
 

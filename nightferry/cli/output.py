@@ -169,14 +169,6 @@ def table(columns: Sequence[Column | str], rows: Sequence[Sequence[object]], tit
     return drawn
 
 
-def path_fields(path: bytes) -> dict[str, str]:
-    """A path from a disk for a document: ``path``, and ``path_b64`` where the bytes are not UTF-8."""
-    try:
-        return {"path": path.decode()}
-    except UnicodeDecodeError:
-        return {"path": safe(path, longest=1 << 16), "path_b64": b64encode(path).decode()}
-
-
 def dump_json(document: object) -> str:
     """A document as one line of pure ASCII; times are ISO 8601 in UTC, durations seconds, records objects."""
     return json.dumps(document, default=_plain, ensure_ascii=True, allow_nan=False)

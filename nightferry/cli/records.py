@@ -40,7 +40,10 @@ def runs(*, back_group: str | None = None) -> None:
         for r in found
     ]
     columns = ["run", "state", "result", "storage groups", "staged on", "started", "ended"]
-    session.out.result({"runs": [r.model_dump(mode="json") for r in found]}, table(columns, rows))
+    session.out.result(
+        {"runs": [r.model_dump(mode="json") for r in found]},
+        table(columns, rows) if rows else "no run yet; `nightferry backup` starts one",
+    )
 
 
 def images(*, group: str | None = None, store: str | None = None) -> None:
@@ -89,7 +92,10 @@ def images(*, group: str | None = None, store: str | None = None) -> None:
         "started",
         "copies",
     ]
-    session.out.result({"images": documents}, table(columns, rows))
+    session.out.result(
+        {"images": documents},
+        table(columns, rows) if rows else "no image yet; `nightferry backup` makes them",
+    )
 
 
 def copies(image: str, /) -> None:
@@ -159,7 +165,8 @@ def files(
     outcome
         Only those that did not come out whole.
     """
-    from nightferry.cli.output import Column, path_fields, table
+    from nightferry.cli.output import Column, table
+    from nightferry.model.text import path_fields
     from nightferry.ops.opened import OpenSite
     from nightferry.ops.restore import matching_rows
 
@@ -184,5 +191,7 @@ def files(
     rows = [[row.type, row.size, row.outcome, row.path] for row in found]
     session.out.result(
         {"image": image, "files": documents},
-        table(["type", Column("bytes", right=True), "outcome", "path"], rows),
+        table(["type", Column("bytes", right=True), "outcome", "path"], rows)
+        if rows
+        else "every file of them came out whole",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,7 +31,7 @@ Overwriting = Literal["never", "older", "always"]
 @app.command
 def files(
     store: str,
-    patterns: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=False)],
+    patterns: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=False)] = (),
     /,
     *,
     to: Path,
@@ -125,13 +126,17 @@ def store(
         OLD=NEW for users and groups; may be repeated.
     """
     if (to is None) == (not in_place):
-        raise ConfigError("restore a store either --to DIR or --in-place", subject=store)
+        raise ConfigError(
+            "a store is restored either --to DIR or --in-place", hint="say one of the two", subject=store
+        )
     owners = _owners(map_owner)
     if to is not None:
         return _run(store, (), to, as_of, image, copy, overwrite, dry_run, privileged, owners)
     if not yes and not dry_run:
         raise ConfigError(
-            f"restoring {store} in place takes its place", hint="say so with --yes", subject=store
+            f"restoring {store} in place exchanges what is there",
+            hint="say --yes; the old content stays beside it as PATH.before-RUN",
+            subject=store,
         )
     return _in_place(store, as_of, image, copy, dry_run, privileged, owners)
 
@@ -153,7 +158,7 @@ def _run(
 
     session = current()
     with OpenSite(session.load_site()) as here:
-        found = _find(session, here, store, as_of, image)
+        found, moment = _find(session, here, store, as_of, image)
         plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=copy)
         if dry_run:
             report = ops.forecast(
@@ -164,7 +169,7 @@ def _run(
                 map_owner=map_owner,
                 cancel=session.cancel,
             )
-            _show_plan(session, plan, report)
+            _show_plan(session, plan, moment, report)
             return 0 if report.complete else 3
         done = ops.restore(
             here,
@@ -175,7 +180,7 @@ def _run(
             progress=session.out.progress,
             cancel=session.cancel,
         )
-    return _show(session, store, done)
+    return _show(session, store, done, moment)
 
 
 def _in_place(
@@ -188,14 +193,18 @@ def _in_place(
     map_owner: dict[str, str],
 ) -> int:
     from nightferry.ops import restore as ops
+    from nightferry.ops.in_place import store_in_use
     from nightferry.ops.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
-        found = _find(session, here, store, as_of, image)
+        found, moment = _find(session, here, store, as_of, image)
         if dry_run:
-            _show_plan(session, ops.plan_in_place(here, found, copy=copy), None)
-            return 0
+            plan = ops.plan_in_place(here, found, copy=copy)
+            path = ops.place_of(here, found)
+            use = store_in_use(path)
+            _show_plan(session, replace(plan, target=path), moment, in_use=use.processes)
+            return 10 if use.processes else 0
         done = ops.restore_in_place(
             here,
             found,
@@ -205,20 +214,23 @@ def _in_place(
             progress=session.out.progress,
             cancel=session.cancel,
         )
-    return _show(session, store, done)
+    return _show(session, store, done, moment)
 
 
-def _find(session: Session, here: OpenSite, store: str, as_of: str | None, image: str | None) -> ImageRecord:
+def _find(
+    session: Session, here: OpenSite, store: str, as_of: str | None, image: str | None
+) -> tuple[ImageRecord, datetime | None]:
+    """The image, and the moment that ``--as-of`` came to."""
     from nightferry.model.names import split_store
     from nightferry.ops.restore import find_image
 
     if as_of is not None and image is not None:
-        raise ConfigError("--as-of and --image are two ways to say which image: use one")
+        raise ConfigError("--as-of and --image are two ways to say which image", hint="use one of them")
     group, name = split_store(store)
     when = parse_moment(as_of, here) if as_of else None
     if when is not None:
         session.out.say(f"as of {when.isoformat()}")
-    return find_image(here, group, name, as_of=when, image=image)
+    return find_image(here, group, name, as_of=when, image=image), when
 
 
 def parse_moment(text: str, here: OpenSite) -> datetime:
@@ -248,33 +260,49 @@ def _owners(pairs: tuple[str, ...]) -> dict[str, str]:
     return owners
 
 
-def _show_plan(session: Session, plan: RestorePlan, report: RestoreReport | None) -> None:
-    from nightferry.units import format_duration, format_size
+def _show_plan(
+    session: Session,
+    plan: RestorePlan,
+    as_of: datetime | None,
+    report: RestoreReport | None = None,
+    in_use: tuple[str, ...] | None = None,
+) -> None:
+    """``in_use`` is given for an in-place restore: who has the store open now."""
+    from nightferry.units import counted, format_duration, format_size
 
     document = plan.as_json()
     lines = [
         f"image {document['image']} from {document['copy']}"
         + (f" (then {', '.join(document['fallbacks'])})" if document["fallbacks"] else ""),
-        f"{document['files']} entries, {format_size(document['bytes'])}"
+        f"{counted(document['files'], 'entry', 'entries')}, {format_size(document['bytes'])}"
         + (f", about {format_duration(document['predicted_s'])}" if document["predicted_s"] else ""),
-        f"to {document['to']}",
     ]
     if document["cartridges"]:
         lines.insert(1, f"cartridges {', '.join(document['cartridges'])}")
+    document |= {"dry_run": True, "as_of": as_of}
+    if in_use is None:
+        lines.append(f"to {document['to']}")
+    else:
+        document["in_use"] = list(in_use)
+        lines.append(f"in the place of {document['to']}; what is there stays beside it")
+        lines += [f"  in use by {user}: the restore would be refused" for user in in_use]
     if report is not None:
         document["report"] = report.as_json()
         lines += _left_out(report)
-    session.out.result({"dry_run": True, **document}, *lines)
+    session.out.result(document, *lines)
 
 
-def _show(session: Session, store: str, done: Restored) -> int:
-    from nightferry.units import format_size
+def _show(session: Session, store: str, done: Restored, as_of: datetime | None) -> int:
+    from nightferry.units import counted, format_size
 
     report = done.report
-    lines: list[Any] = [
-        f"{store} from {done.copy}: {report.files} files, {report.directories} directories, "
-        f"{report.links} links, {format_size(report.size_bytes)} to {done.plan.target}"
+    counts = [
+        counted(report.files, "file"),
+        counted(report.directories, "directory", "directories"),
+        counted(report.links, "link"),
+        format_size(report.size_bytes),
     ]
+    lines: list[Any] = [f"{store} from {done.copy}: {', '.join(counts)} to {done.plan.target}"]
     if done.previous:
         lines.append(f"what was there before: {done.previous}")
     if done.damaged:
@@ -282,7 +310,7 @@ def _show(session: Session, store: str, done: Restored) -> int:
             f"not usable: {', '.join(done.damaged)} (see `nightferry copies {done.plan.image.image}`)"
         )
     lines += _left_out(report)
-    session.out.result(done.as_json(), *lines)
+    session.out.result({**done.as_json(), "as_of": as_of}, *lines)
     return 0 if done.is_complete else 3
 
 
@@ -290,6 +318,7 @@ def _left_out(report: RestoreReport, most: int = 40) -> list[str]:
     from nightferry.model.text import safe
 
     lines = [f"  is there already, left alone: {safe(path)}" for path in report.skipped]
+    lines += [f"  is there and not older, left alone: {safe(path)}" for path in report.kept]
     lines += [f"  refused: {safe(path)}: {reason}" for path, reason in report.refused]
     lines += [f"  not kept: {safe(path)}: {what}" for path, what in report.losses]
     more = len(lines) - most

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import platform
 import tarfile
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import BinaryIO
 
 from nightferry import __version__
 from nightferry.cli.session import current
+from nightferry.errors import ConfigError
 
 PACKAGES = ("prefect", "pyarrow", "fsspec", "blake3", "xxhash", "pydantic", "cyclopts", "uring-api")
 
@@ -44,7 +47,7 @@ def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:
             {"failures": [f for r in runs for f in here.catalog.failures(r.run)]}
         )
         entries["cluster.json"] = dump_json({"cluster": here.cluster.view()})
-    with to.open("xb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
+    with _create(to) as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
         for name, text in entries.items():
             data = text.encode()
             info = tarfile.TarInfo(f"nightferry-support/{name}")
@@ -52,6 +55,22 @@ def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:
             bundle.addfile(info, io.BytesIO(data))
     document = {"bundle": to.resolve(), "entries": sorted(entries)}
     session.out.result(document, f"{to}: {', '.join(sorted(entries))}. Read it before you send it.")
+
+
+def _create(path: Path) -> BinaryIO:
+    """A new file for its owner alone.
+
+    Raises:
+        ConfigError: something is there, or it cannot be written.
+    """
+    try:
+        return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the bundle {path}: {(error.strerror or str(error)).lower()}",
+            hint="name a new file in a folder you may write with --to",
+            subject=str(path),
+        ) from error
 
 
 def _versions() -> dict[str, str | None]:

@@ -25,10 +25,15 @@ def verify(
     from nightferry.cli.output import table
     from nightferry.ops.opened import OpenSite
     from nightferry.ops.verify import verify_copies
+    from nightferry.units import counted
 
     session = current()
     if not 0 < sample <= 100:
-        raise ConfigError(f"not a percentage: {sample}", subject="--sample")
+        raise ConfigError(
+            f"not a share to read: {sample:g} percent",
+            hint="more than 0 and at most 100; only 100 makes a copy verified",
+            subject="--sample",
+        )
     with OpenSite(session.load_site()) as here:
         checked = list(
             verify_copies(
@@ -37,10 +42,15 @@ def verify(
         )
     rows = [[c.copy.image, c.copy.destination, c.copy.state, c.error or None] for c in checked]
     bad = sum(1 for c in checked if c.error)
-    said = f"{len(checked) - bad} of {len(checked)} copies are right"
-    session.out.result(
-        {"copies": [c.as_json() for c in checked]}, table(["image", "at", "state", "error"], rows), said
+    shown = (
+        [
+            table(["image", "at", "state", "error"], rows),
+            f"{len(checked) - bad} of {counted(len(checked), 'copy', 'copies')} right",
+        ]
+        if checked
+        else ["there is no copy to read"]
     )
+    session.out.result({"copies": [c.as_json() for c in checked]}, *shown)
     return worst_exit_code(c.exit_code for c in checked)
 
 
@@ -64,7 +74,11 @@ def copy(
     from nightferry.ops.verify import missing_copies, remake_copy
 
     if bool(images) == missing:
-        raise ConfigError("name images, or say --missing", subject="copy")
+        raise ConfigError(
+            "copy either the images that are named, or --missing ones",
+            hint=f"`nightferry copy IMAGE --to {to}`, or `nightferry copy --missing --to {to}`",
+            subject="copy",
+        )
     session = current()
     rows: list[list[object]] = []
     documents: list[dict[str, object]] = []

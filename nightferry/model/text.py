@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 import unicodedata
+from base64 import b64encode
 
 LONGEST = 1024
 """Characters shown of one piece of foreign text, unless told otherwise."""
@@ -25,6 +26,14 @@ def safe(text: str | bytes, longest: int = LONGEST) -> str:
     # One character more than is shown is enough to know that something was cut.
     shown = "".join(_shown(char) for char in decoded[: longest + 1])
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def path_fields(path: bytes) -> dict[str, str]:
+    """A path from a disk for a document: ``path``, and ``path_b64``, its bytes, where they are not UTF-8."""
+    try:
+        return {"path": path.decode()}
+    except UnicodeDecodeError:
+        return {"path": safe(path, longest=1 << 16), "path_b64": b64encode(path).decode()}
 
 
 def safe_lines(text: str, longest: int = 64 * LONGEST) -> str:

@@ -14,6 +14,7 @@ from nightferry.ops.metadata import ACL_ACCESS, ACL_DEFAULT, Metadata
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.tree import TargetTree
 from nightferry.progress import QUIET, Cancel, Progress
+from nightferry.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def extract(
     progress.begin(subject, "restore", sum(planned.reads_bytes for planned in plan))
     already = len(tree.report().skipped)
     if already:
-        progress.say(f"{already} files are there already and stay as they are", subject)
+        entries = counted(already, "entry is", "entries are")
+        progress.say(f"{entries} there already and left alone", subject)
     result = "failed"
     try:
         read = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,3 +157,36 @@ def _cannot_exchange(store: Path, new_path: Path, error: OSError) -> ConfigError
         operation="restore",
         subject=str(store),
     )
+
+
+_JOURNALS = ("-wal", "-shm", "-journal")
+
+
+def set_journals_aside(database: Path) -> dict[str, Path]:
+    """Takes an old SQLite database's journals out of the way before the exchange.
+
+    Replayed onto the new database they would destroy it. Nobody has the database open, so one is only there
+    after its last user crashed.
+
+    Returns:
+        Suffix → where it lies now; see ``give_journals_back``.
+    """
+    real = Path(os.path.realpath(database))
+    aside = {}
+    for suffix in _JOURNALS:
+        journal = real.with_name(real.name + suffix)
+        if os.path.lexists(journal):
+            aside[suffix] = journal.with_name(f"{journal.name}.aside-{secrets.token_hex(4)}")
+            rename_noreplace(os.fsencode(journal), os.fsencode(aside[suffix]))
+    if aside:
+        sync_folder(real.parent)
+    return aside
+
+
+def give_journals_back(journals: dict[str, Path], database: Path) -> None:
+    """Puts journals beside the old database's new name: what waits in them can still be read there."""
+    real = Path(os.path.realpath(database))
+    for suffix, journal in journals.items():
+        journal.rename(real.with_name(real.name + suffix))
+    if journals:
+        sync_folder(next(iter(journals.values())).parent)

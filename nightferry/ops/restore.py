@@ -8,12 +8,13 @@ name.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nightferry.errors import (
     BusyError,
@@ -21,18 +22,27 @@ from nightferry.errors import (
     CopyMissing,
     DestinationError,
     IntegrityError,
+    MediumDamaged,
     NightferryError,
     NotInThisRelease,
     PartialResult,
+    worst_exit_code,
 )
 from nightferry.image.chunks import CheckedReader
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
+from nightferry.model.names import choose
 from nightferry.model.records import ImageRecord
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.text import safe
 from nightferry.ops.extract import extract
-from nightferry.ops.in_place import beside, in_place_exchange, store_in_use
+from nightferry.ops.in_place import (
+    beside,
+    give_journals_back,
+    in_place_exchange,
+    set_journals_aside,
+    store_in_use,
+)
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.stream import describe_location, mark_damaged
@@ -42,6 +52,15 @@ from nightferry.plan.restore_order import STAGING, Choice, choose_copies
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.reading import FileReader
+from nightferry.units import counted
+
+
+class Absent(NamedTuple):
+    """A path that the image knows only by name. ``tolerated``: the restore is complete without it."""
+
+    path: bytes
+    why: str
+    tolerated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +71,8 @@ class RestorePlan:
     places: tuple[Choice, ...]
     rows: tuple[IndexRow, ...]
     target: Path
-    notes: tuple[str, ...] = field(default=())
+    absent: tuple[Absent, ...] = ()
+    """What was asked for and the image does not hold."""
 
     @property
     def bytes_wanted(self) -> int:
@@ -87,7 +107,11 @@ def find_image(
     if image is not None:
         found = opened.catalog.image(image)
         if (found.group, found.store) != (group, store):
-            raise ConfigError(f"image {image} is of {found.group}/{found.store}, not of {group}/{store}")
+            raise ConfigError(
+                f"image {image} is of {found.group}/{found.store}, not of {group}/{store}",
+                hint=f"`nightferry images --store {group}/{store}` lists this store's",
+                subject=image,
+            )
         return found
     when = as_of or opened.clock.now()
     newest = opened.catalog.image_as_of(group, store, when)
@@ -115,7 +139,9 @@ def places_of(
     if only == STAGING:
         copies = []
     elif only is not None:
-        opened.site.destination(only)
+        names = [d.name for d in opened.site.destinations]
+        if only not in names:
+            raise choose(only, [STAGING, *names], "place of copies")
         copies = [c for c in copies if c.destination == only]
         staged = False
     ordered = tuple(choose_copies(image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes))
@@ -142,9 +168,24 @@ def plan_restore(
         ConfigError: a pattern matches nothing.
         CopyMissing: no readable copy.
     """
-    rows = tuple(row for row in matching_rows(opened, image, patterns) if row.stored)
+    chosen = [row for row in matching_rows(opened, image, patterns) if not row.deleted]
+    rows = tuple(row for row in chosen if row.stored or row.type == "socket")
     places = places_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
-    return RestorePlan(image, places, rows, target)
+    return RestorePlan(image, places, rows, target, tuple(_absent(image, chosen, named=bool(patterns))))
+
+
+def _absent(image: ImageRecord, chosen: Sequence[IndexRow], *, named: bool) -> Iterator[Absent]:
+    """What a whole image lacks was tolerated, what vanished was not there; who names files wants those."""
+    reasons = {"vanished": "it vanished before it was read", "unreadable": "it could not be read"}
+    for row in chosen:
+        if not row.stored and row.type != "socket":
+            tolerated = not named and (image.state == "whole" or row.outcome == "vanished")
+            yield Absent(row.path, f"not in the image: {reasons.get(row.outcome, row.outcome)}", tolerated)
+
+
+def _tell_absent(plan: RestorePlan, tree: TargetTree) -> None:
+    for path, why, tolerated in plan.absent:
+        (tree.lose if tolerated else tree.refuse)(path, why)
 
 
 def _may_match(chosen: Matcher, single: Mapping[str, Matcher], path: bytes) -> bool:
@@ -239,16 +280,19 @@ def restore(
     With ``below`` the target is walked to from there without following a link.
 
     Raises:
-        IntegrityError: every place gave wrong bytes; what was wrong was not left looking whole.
+        IntegrityError: no place could give it back, one of them because of wrong bytes; what was wrong was not
+            left looking whole.
         DestinationError: no place could be read.
         Cancelled: between two pieces.
     """
     subject = f"{plan.image.group}/{plan.image.store}"
     damaged: list[str] = []
-    last: NightferryError | None = None
+    errors: list[NightferryError] = []
     with TargetTree(
         plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner, below=below
     ) as tree:
+        _require_no_journals(plan)
+        _tell_absent(plan, tree)
         done: set[bytes] = set()
         for place in plan.places:
             try:
@@ -264,16 +308,17 @@ def restore(
                         subject=subject,
                     )
             except (IntegrityError, DestinationError) as error:
-                last = error
+                errors.append(error)
                 damaged.append(place.source)
                 progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)
-                if place.copy is not None and isinstance(error, IntegrityError):
+                if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
                     mark_damaged(opened, place.copy, error)
                 continue
             return Restored(plan, place.source, report, tuple(damaged))
-    if last is None:
+    if not errors:
         raise CopyMissing(f"no readable copy of image {plan.image.image}", subject=plan.image.image)
-    raise last
+    gravest = worst_exit_code(error.exit_code for error in errors)
+    raise next(error for error in errors if error.exit_code == gravest)
 
 
 def forecast(
@@ -290,6 +335,8 @@ def forecast(
         _nothing_to_read(opened, plan.image) as reader,
         TargetTree(plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner) as tree,
     ):
+        _require_no_journals(plan)
+        _tell_absent(plan, tree)
         return extract(reader, plan.rows, tree, dry_run=True, cancel=cancel)
 
 
@@ -307,11 +354,16 @@ def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = No
     Raises:
         NotInThisRelease: the store's kind has no place on a file system.
     """
-    path = _place_of(opened, image)
+    path = place_of(opened, image)
     return plan_restore(opened, image, [], beside(path, image.run), copy=copy)
 
 
-def _place_of(opened: OpenSite, image: ImageRecord) -> Path:
+def place_of(opened: OpenSite, image: ImageRecord) -> Path:
+    """Where the image's store lies.
+
+    Raises:
+        NotInThisRelease: the store's kind has no place on a file system.
+    """
     name = f"{image.group}/{image.store}"
     store = opened.site.store(name).store
     if not isinstance(store, FilesStore | SqliteStore):
@@ -337,7 +389,7 @@ def restore_in_place(
         BusyError: the store is in use; the message names the processes.
     """
     name = f"{plan_for.group}/{plan_for.store}"
-    path = _place_of(opened, plan_for)
+    path = place_of(opened, plan_for)
     use = store_in_use(path)
     if use.processes:
         raise BusyError(
@@ -346,7 +398,8 @@ def restore_in_place(
             subject=name,
         )
     if use.unseen:
-        progress.say(f"{use.unseen} processes could not be looked into: make sure none of them uses {path}")
+        unseen = counted(use.unseen, "process", "processes")
+        progress.say(f"{unseen} could not be looked into: make sure that none of them uses {path}")
     plan = plan_in_place(opened, plan_for, copy=copy)
     new = plan.target
     if new.exists():
@@ -355,7 +408,15 @@ def restore_in_place(
             hint="look at it, remove it, then restore again",
             subject=name,
         )
-    done = restore(opened, plan, privileged=privileged, map_owner=map_owner, progress=progress, cancel=cancel)
+    try:
+        done = restore(
+            opened, plan, privileged=privileged, map_owner=map_owner, progress=progress, cancel=cancel
+        )
+    except BaseException:
+        # Nobody has seen it, and the next try needs the name.
+        if new.exists():
+            shutil.rmtree(new)
+        raise
     if not done.is_complete:
         raise PartialResult(
             f"store {name} was not exchanged: something could not be restored",
@@ -364,18 +425,33 @@ def restore_in_place(
         )
     single = new / path.name
     is_file = [row.path for row in plan.rows] == [os.fsencode(path.name)] and not single.is_dir()
-    if plan_for.source_kind == "sqlite":
-        _set_journals_aside(path, plan_for.run)
-    previous = in_place_exchange(path, single if is_file else new, plan_for.run)
+    journals = set_journals_aside(path) if is_file and plan_for.source_kind == "sqlite" else {}
+    try:
+        previous = in_place_exchange(path, single if is_file else new, plan_for.run)
+    except BaseException:
+        give_journals_back(journals, path)
+        raise
+    give_journals_back(journals, previous or path.with_name(f"{path.name}.before-{plan_for.run}"))
     if is_file:
         new.rmdir()
     return replace(done, plan=replace(plan, target=path), previous=str(previous) if previous else "")
 
 
-def _set_journals_aside(database: Path, run: str) -> None:
-    """Takes an old database's journals out of the way before the exchange: replayed onto the new one they
-    would destroy it. Nobody has the database open, so a journal is only there after its last user crashed."""
-    for suffix in ("-wal", "-shm", "-journal"):
-        journal = database.with_name(database.name + suffix)
-        if journal.exists():
-            journal.rename(journal.with_name(f"{journal.name}.before-{run}"))
+def _require_no_journals(plan: RestorePlan) -> None:
+    """A journal that lies where a database is restored to is another one's, and would be replayed onto it.
+
+    Raises:
+        ConfigError: one is there.
+    """
+    if plan.image.source_kind != "sqlite":
+        return
+    for row in plan.rows:
+        for suffix in ("-wal", "-journal") if row.type == "file" else ():
+            journal = plan.target / os.fsdecode(row.path + suffix.encode())
+            if os.path.lexists(journal):
+                raise ConfigError(
+                    f"{journal} would be replayed onto the restored {safe(row.path)}: "
+                    "it belongs to another database",
+                    hint="move it away together with its database, or restore elsewhere with --to",
+                    subject=str(journal),
+                )

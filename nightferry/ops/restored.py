@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
+
+from nightferry.model.text import path_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +40,8 @@ class RestoreReport:
             "directories": self.directories,
             "links": self.links,
             "size_bytes": self.size_bytes,
-            "skipped": [path_json(path) for path in self.skipped],
-            "kept": [path_json(path) for path in self.kept],
-            "refused": [{**path_json(path), "reason": reason} for path, reason in self.refused],
-            "losses": [{**path_json(path), "what": what} for path, what in self.losses],
-        }
-
-
-def path_json(path: bytes) -> dict[str, str]:
-    """``{"path": ...}``; bytes that are not UTF-8 show as U+FFFD there and exactly in ``path_b64``."""
-    try:
-        return {"path": path.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {
-            "path": path.decode("utf-8", "replace"),
-            "path_b64": base64.b64encode(path).decode("ascii"),
+            "skipped": [path_fields(path) for path in self.skipped],
+            "kept": [path_fields(path) for path in self.kept],
+            "refused": [{**path_fields(path), "reason": reason} for path, reason in self.refused],
+            "losses": [{**path_fields(path), "what": what} for path, what in self.losses],
         }

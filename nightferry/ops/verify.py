@@ -14,7 +14,7 @@ from nightferry.errors import (
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.restore import open_place, places_of
-from nightferry.ops.stream import StagedOutgoing, make_copy, stream_image, verify_copy
+from nightferry.ops.stream import StagedOutgoing, made_before, make_copy, stream_image, verify_copy
 from nightferry.progress import Cancel, Progress
 
 
@@ -118,6 +118,9 @@ def remake_copy(
     opened.site.destination(destination)
     if not opened.catalog.freed(image.image) and opened.staged_path(image).exists():
         return stream_image(opened, image, destination, progress=progress, cancel=cancel)
+    there = made_before(opened, image, destination, progress=progress, cancel=cancel)
+    if there is not None:
+        return there
     last: NightferryError | None = None
     for place in places_of(opened, image):
         if place.source == destination:

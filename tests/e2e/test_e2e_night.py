@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Makes opening a store fail: ``failing("SG1/priv1", error, times)``; returns the list of its attempts."""
+    """Makes opening a store fail: ``failing("SG1/priv1", error, times)``; returns its attempts."""
 
     def install(store, error, times=99):
         attempts = []

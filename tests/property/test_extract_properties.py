@@ -14,8 +14,9 @@ from typing import Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightferry.model.text import path_fields
 from nightferry.ops.metadata import Metadata
-from nightferry.ops.restored import RestoreReport, path_json
+from nightferry.ops.restored import RestoreReport
 from nightferry.ops.tree import TEMPORARY_PREFIX, Overwrite, TargetTree
 from nightferry.ops.walk import Refused, components
 
@@ -123,7 +124,7 @@ def test_a_path_is_taken_apart_exactly_or_refused(path: bytes) -> None:
 
 @given(st.binary(), st.text())
 def test_a_path_survives_json(path: bytes, reason: str) -> None:
-    shown = path_json(path)
+    shown = path_fields(path)
     exact = base64.b64decode(shown["path_b64"]) if "path_b64" in shown else shown["path"].encode()
     assert exact == path
     report = RestoreReport(1, 2, 3, 4, (path,), (path,), ((path, reason),), ((path, reason),))

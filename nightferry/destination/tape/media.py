@@ -109,7 +109,11 @@ class Media:
         """
         record = self._stock.record_of(barcode)
         if record is not None and record.tape_files:
-            raise WrongCartridge(f"{barcode} is labelled for pool {record.pool} already", subject=barcode)
+            raise WrongCartridge(
+                f"{barcode} is labelled for pool {record.pool} already",
+                hint="nothing was written; only a blank cartridge is labelled",
+                subject=barcode,
+            )
         with self._bays.reading(barcode, self._cancel) as bay:
             bay.cartridge = None
             cartridge = Cartridge(bay.drive, barcode)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.cli.output import Column, Output, StdoutClosed, dump_json, path_fields, table
+from nightferry.cli.output import Column, Output, StdoutClosed, dump_json, table
 from nightferry.errors import IntegrityError
 from nightferry.model.records import Outcomes
 
@@ -98,11 +98,6 @@ def test_documents_hold_times_paths_and_records():
 
 def test_documents_are_ascii_so_that_no_terminal_obeys_them():
     assert dump_json({"p": "\u202eevil\x1b"}).isascii()
-
-
-def test_paths_that_are_not_utf8_come_with_their_bytes():
-    assert path_fields("näme".encode()) == {"path": "näme"}
-    assert path_fields(b"caf\xe9") == {"path": "caf\\xe9", "path_b64": "Y2Fm6Q=="}
 
 
 class Closed(io.StringIO):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nightferry.model.text import safe, safe_lines, safe_markdown
+from nightferry.model.text import path_fields, safe, safe_lines, safe_markdown
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,8 @@ def test_markdown_shows_the_marks():
     assert "\\|\\*\\*b\\*\\*" in shown
     assert "\\[l\\]\\(http\\:\\/\\/e\\)" in shown
     assert "\n" not in shown
+
+
+def test_paths_that_are_not_utf8_come_with_their_bytes():
+    assert path_fields("näme".encode()) == {"path": "näme"}
+    assert path_fields(b"caf\xe9") == {"path": "caf\\xe9", "path_b64": "Y2Fm6Q=="}

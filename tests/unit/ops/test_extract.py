@@ -310,7 +310,7 @@ def test_collisions_are_listed_before_anything_is_written(tmp_path: Path) -> Non
 
     with TargetTree(target) as tree:
         report = extract(image.reader(), image.index, tree, progress=Listening())
-    assert said == [("1 files are there already and stay as they are", ["b"])]
+    assert said == [("1 entry is there already and left alone", ["b"])]
     assert (report.skipped, report.files, report.complete) == ((b"b",), 2, False)
     assert (target / "b").read_text() == "theirs"
 

@@ -1,0 +1,17 @@
+"""What every test may ask for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def needs(*programs: str) -> pytest.MarkDecorator:
+    """Skips a test, visibly, where a program is missing; with NIGHTFERRY_REQUIRE_SERVERS=1 it fails there."""
+    missing = [name for name in programs if shutil.which(name) is None]
+    required = os.environ.get("NIGHTFERRY_REQUIRE_SERVERS") == "1"
+    return pytest.mark.skipif(
+        bool(missing) and not required, reason=f"not on this machine: {', '.join(missing)}"
+    )

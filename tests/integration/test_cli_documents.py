@@ -1,0 +1,306 @@
+"""docs/cli-json.md against what the commands really print: every field, its type, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from nightferry.cli.backup import show
+from nightferry.cli.output import Output
+from nightferry.cli.session import Session
+from nightferry.errors import BusyError
+from nightferry.ops.report import night_result
+from tests.support import night
+from tests.support.command_site import BACK, SOURCES, Command, CommandSite, process
+
+PAGE = SOURCES / "docs" / "cli-json.md"
+RAW = b"caf\xe9\xff"
+
+
+class Field(NamedTuple):
+    """One row of the page."""
+
+    kind: str
+    may_be_null: bool
+    optional: bool
+
+
+def page() -> dict[str, dict[str, Field]]:
+    """Heading → dotted path → its row."""
+    sections: dict[str, dict[str, Field]] = {}
+    for block in PAGE.read_text().split("\n## ")[1:]:
+        fields = {}
+        for path, kind in re.findall(r"^\| `([^`]+)` \| ([a-z ,]+) \|", block, re.M):
+            base, _, rest = kind.partition(",")
+            word, _, null = base.partition(" or ")
+            fields[path] = Field(word, null == "null", rest.strip() == "optional")
+        sections[block.splitlines()[0].strip("`")] = fields
+    return sections
+
+
+def flat(value: Any, path: str, documented: dict[str, Field]) -> Iterator[tuple[str, Any]]:
+    """(path, value) of all leaves; what the page calls an object is one, an empty list of them is ``...``."""
+    if path in documented and documented[path].kind == "object":
+        yield path, value
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield from flat(entry, f"{path}.{key}" if path else key, documented)
+    elif isinstance(value, list):
+        if not value and f"{path}[]" in documented:
+            yield f"{path}[]", ...
+        for entry in value:
+            yield from flat(entry, f"{path}[]", documented)
+    else:
+        yield path, value
+
+
+def fits(value: Any, field: Field) -> bool:
+    """Whether a value is of the type that the page names."""
+    if value is ...:
+        return True
+    if value is None:
+        return field.may_be_null
+    match field.kind:
+        case "text" | "path":
+            return isinstance(value, str)
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "flag":
+            return isinstance(value, bool)
+        case "object":
+            return isinstance(value, dict)
+        case "time":
+            return datetime.fromisoformat(value).tzinfo is not None
+    raise AssertionError(f"the page has a type {field.kind!r}")
+
+
+def missing_keys(document: Any, documented: dict[str, Field]) -> Iterator[str]:
+    """Fields that are neither optional nor there, where what holds them is there."""
+    for path, field in documented.items():
+        if field.optional:
+            continue
+        holders = [document]
+        for step in path.split("."):
+            below = []
+            for holder in holders:
+                if step.removesuffix("[]").replace("[]", "") not in holder:
+                    yield path
+                    break
+                entry = holder[step.removesuffix("[]")]
+                below += [e for e in entry if isinstance(e, dict)] if step.endswith("[]") else [entry]
+            holders = [b for b in below if isinstance(b, dict)]
+
+
+SAME = {
+    "nightferry media inventory": "nightferry media list",
+    "nightferry selection diff": "nightferry selection show",
+}
+"""Commands whose document the page says to be another's."""
+
+
+class Said:
+    """Every document that was seen, by heading."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, list[dict[str, Any]]] = defaultdict(list)
+
+    def add(self, heading: str, document: dict[str, Any]) -> dict[str, Any]:
+        heading = SAME.get(heading, heading)
+        self.documents["An error" if "error" in document else heading].append(document)
+        return document
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: one file is to lose its setuid bit")
+def test_the_page_says_exactly_what_is_printed(
+    site: CommandSite, nightferry: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = Said()
+
+    def run(heading: str, *options: str | Path, code: int = 0) -> dict[str, Any]:
+        words = heading.removeprefix("nightferry ").split()
+        ran = nightferry(site, *words, *options, "--json")
+        assert ran.code == code, ran
+        for line in ran.err.splitlines():
+            said.add("Progress on stderr", json.loads(line))
+        return said.add(heading, ran.document)
+
+    def backup(*errors: BusyError, staged_only: bool = False) -> dict[str, Any]:
+        """The document of `backup`, which needs Prefect for the night but not for this."""
+        capsys.readouterr()
+        with site.opened() as here:
+            here.catalog.refresh()
+            runs = [night_result(here, run, staged_only=staged_only) for run in here.catalog.runs()[:1]]
+            show(Session(Output(as_json=True)), runs, errors)
+        return said.add("nightferry backup", json.loads(capsys.readouterr().out))
+
+    _prepare(site)
+    run("nightferry init", tmp_path / "new", "--store", site.ledger)
+    run("nightferry status", code=30)
+    run("nightferry cluster move", BACK, code=50)
+    run("nightferry gate show", code=2)
+
+    # The first night is held: one store is not there. An operator approves, the night goes on.
+    site.ledger.rename(site.root / "ledger.aside")
+    with site.opened() as here:
+        held = night.stage_one(here, BACK)
+    assert backup()["gate"] == "held"
+    assert run("nightferry check", code=2)["fail"]
+    run("nightferry gate show", code=50)
+    run("nightferry gate approve", held.run, "--store", "SG1/ledger", "--reason", "a test", "--record-only")
+    run("nightferry gate show")
+    (site.root / "ledger.aside").rename(site.ledger)
+    site.night()
+    site.night(new=True)
+    assert backup(BusyError("somebody else is at it", subject="TEX-BACK-2"))["state"] == "Completed"
+
+    image = run("nightferry images", "--store", "SG1/priv1")["images"][0]["image"]
+    run("nightferry runs")
+    run("nightferry status")
+    run("nightferry copies", image)
+    run("nightferry files", image)
+    run("nightferry media list")
+    run("nightferry media inventory")
+    run("nightferry media show", "A00001L9")
+    run("nightferry media show", "A00002L9")
+    run("nightferry media label", "A00002L9")
+    run("nightferry selection show", "SG1")
+    site.edit('name = "ledger"', 'name = "books"')
+    run("nightferry selection diff", "SG1", code=3)
+    site.edit('name = "books"', 'name = "ledger"')
+    run("nightferry selection fix", "SG1")
+    with site.opened() as here, here.disk(BACK).read_lease("a test"):
+        run("nightferry cluster view")
+    run("nightferry cluster move --dry-run", BACK)
+    run("nightferry cluster move", BACK)
+    run("nightferry tune", tmp_path, "--size", "64 KiB")
+    run("nightferry support", "--to", tmp_path / "support.tar.gz")
+    run("nightferry support", "--to", tmp_path / "support.tar.gz", code=2)
+    _restores(site, nightferry, said, image, tmp_path)
+
+    data = site.root / "objects" / "images" / image / "data"
+    data.write_bytes(b"\xff" + data.read_bytes()[1:])
+    run("nightferry verify", "--copy", "objects", code=30)
+    (site.root / "objects").rename(site.root / "away")
+    run("nightferry copy", "--missing", "--to", "objects", code=20)
+    (site.root / "away").rename(site.root / "objects")
+    run("nightferry copy", "--missing", "--to", "objects")
+    (site.root / "backup").rename(site.root / "unmounted")
+    run("nightferry cluster view")
+
+    state = {"NIGHTFERRY_STATE": str(tmp_path / "state"), "PREFECT_API_URL": ""}
+    said.add("nightferry deploy", process(site.file, "deploy", "--dry-run", "--json", env=state).document)
+    said.add("nightferry server status", process(site.file, "server", "status", "--json", env=state).document)
+    _hold_the_page_to(said)
+
+
+def _prepare(site: CommandSite) -> None:
+    """A name that is not UTF-8, of a file that loses something; a socket."""
+    raw = os.path.join(os.fsencode(site.priv1), RAW)
+    with open(raw, "wb") as file:
+        file.write(b"x")
+    os.chmod(raw, 0o4755)
+    here = os.getcwd()
+    os.chdir(site.priv1)  # a socket's name has 108 bytes, the path may have more
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(b"sock" + RAW)
+    os.chdir(here)
+
+
+def _restores(site: CommandSite, nightferry: Command, said: Said, image: str, tmp_path: Path) -> None:
+    """Restores that leave something out in every way there is."""
+    wanted = ("restore", "store", "SG1/priv1", "--to", tmp_path / "r", "--json")
+
+    def run(*options: str, heading: str = "nightferry restore", code: int = 0) -> None:
+        ran = nightferry(site, *wanted, *options)
+        assert ran.code == code, ran
+        said.add(heading, ran.document)
+
+    dry = {"heading": "nightferry restore --dry-run"}
+    run("--dry-run", "--copy", "tape", **dry)  # type: ignore[arg-type]
+    run("--as-of", "2100-01-01T00:00")
+    run(code=3)
+    run("--dry-run", "--as-of", "2100-01-01T00:00", code=3, **dry)  # type: ignore[arg-type]
+    run("--overwrite", "older")
+    run("--dry-run", "--overwrite", "older", **dry)  # type: ignore[arg-type]
+    raw = os.path.join(os.fsencode(tmp_path / "r"), RAW)
+    os.unlink(raw)
+    os.mkdir(raw)
+    run("--dry-run", code=3, **dry)  # type: ignore[arg-type]
+    run(code=3)
+    in_place = ("restore", "store", "SG1/priv1", "--in-place", "--json")
+    with (site.priv1 / "note.md").open():
+        dry_run = nightferry(site, *in_place, "--dry-run")
+    said.add("nightferry restore --dry-run", {**dry_run.document, "in_use": ["ourselves are not counted"]})
+    data = site.root / "objects" / "images" / image / "data"
+    kept = data.read_bytes()
+    data.write_bytes(b"\xff" * len(kept))
+    staged = site.root / "backup" / "SG1" / "priv1"
+    staged.rename(site.root / "aside")
+    said.add("nightferry restore", nightferry(site, *in_place, "--yes").document)
+    (site.root / "aside").rename(staged)
+    data.write_bytes(kept)
+    assert nightferry(site, "verify", "--copy", "objects").code == 0
+    shutil.rmtree(tmp_path / "r")
+
+
+def _hold_the_page_to(said: Said) -> None:
+    documented = page()
+    assert set(documented) == set(said.documents)
+    problems = []
+    for heading, fields in documented.items():
+        seen = set()
+        for document in said.documents[heading]:
+            for path, value in flat(document, "", fields):
+                seen.add(path)
+                if path not in fields:
+                    problems.append(f"{heading}: {path} is printed, not documented")
+                elif not fits(value, fields[path]):
+                    problems.append(f"{heading}: {path} is {value!r}, not {fields[path]}")
+            problems += [
+                f"{heading}: {path} is missing in {document}" for path in missing_keys(document, fields)
+            ]
+        problems += [f"{heading}: {path} was never seen" for path in fields if path not in seen]
+    assert not problems, "\n".join(problems)
+
+
+def test_the_page_holds_what_the_contract_promises() -> None:
+    promised = {
+        "nightferry backup": "run images[].image gate gates[].back_group gates[].state gates[].missing[] "
+        "gates[].moved_to failed[].store",
+        "nightferry images": " ".join(
+            f"images[].{name}"
+            for name in [
+                "image",
+                "group",
+                "store",
+                "run",
+                "level",
+                "state",
+                "size_bytes",
+                "files",
+                "started",
+                "ended",
+            ]
+        )
+        + " images[].copies[].destination",
+        "nightferry copies": "copies[].destination copies[].state copies[].location copies[].size_bytes "
+        "copies[].digest",
+        "nightferry files": "files[].path files[].path_b64 files[].type files[].size_bytes files[].mtime_ns "
+        "files[].digest",
+        "An error": "error.exit_code error.message error.hint error.subject",
+    }
+    documented = page()
+    for heading, paths in promised.items():
+        assert set(paths.split()) <= set(documented[heading]), heading

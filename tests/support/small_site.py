@@ -1,0 +1,178 @@
+"""A small real site in a folder: tiny stores, one BACK disk, a virtual tape library and an object folder."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.model.load import load_site
+from nightferry.ops.opened import OpenSite
+
+BACK_GROUP = "TEX-BACK-1"
+
+_HEAD = """\
+schema = 1
+
+[site]
+name = "TEX"
+catalog = "{home}/catalog"
+timezone = "UTC"
+
+[cluster]
+kind = "local"
+nodes = ["TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"]
+
+[staging]
+verify = "sample:100%"
+keep_free = "{keep_free}"
+
+[[back_groups]]
+name = "TEX-BACK-1"
+path = "{back}"
+on_overrun = "{on_overrun}"
+{more}"""
+
+_GROUP = """
+[[groups]]
+name = "{name}"
+mail_group = "TEX-MAIL-1"
+back_group = "TEX-BACK-1"
+start = "20:00"
+copies = [{copies}]
+tolerate = {{ vanished = "any", changed = 0, unreadable = 0 }}
+"""
+
+_STORE = """
+  [[groups.stores]]
+  name = "{store}"
+  kind = "files"
+  path = "{home}/stores/{group}/{store}"
+"""
+
+_TAPE = """
+[[destinations]]
+name = "tape"
+kind = "tape"
+library = {{ kind = "virtual", path = "{home}/vtl", drives = 2, slots = 6, cartridge_bytes = "{cartridge}" }}
+pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "1s" }}
+"""
+
+_FOLDER = """
+[[destinations]]
+name = "folder"
+kind = "fsspec"
+url = "file://{home}/objects"
+"""
+
+
+class HandClock:
+    """Time that only passes when a test says so, or something waits."""
+
+    def __init__(self, start: datetime = datetime(2026, 11, 10, 21, 0, tzinfo=UTC)) -> None:
+        self.time = start
+
+    def now(self) -> datetime:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time.timestamp()
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(timedelta(seconds=seconds))
+
+    def advance(self, span: timedelta) -> None:
+        self.time += span
+
+
+@dataclass
+class SmallSite:
+    """Where everything of the site lies. ``stores``: storage group → stores, in the site file's order."""
+
+    home: Path
+    stores: dict[str, tuple[str, ...]] = field(default_factory=lambda: {"SG1": ("a", "b")})
+    copies: tuple[str, ...] = ("tape", "folder")
+    cartridge: str = "16 MiB"
+    keep_free: str = "0 %"
+    on_overrun: str = "drain"
+    back: Path | None = None
+    more: str = ""
+    """TOML that goes before the storage groups."""
+
+    @property
+    def file(self) -> Path:
+        return self.home / "nightferry.toml"
+
+    @property
+    def disk(self) -> Path:
+        return self.back or self.home / "back"
+
+    @property
+    def objects(self) -> Path:
+        return self.home / "objects"
+
+    @property
+    def library(self) -> Path:
+        return self.home / "vtl"
+
+    def store(self, name: str) -> Path:
+        """``GROUP/STORE`` → its folder."""
+        return self.home / "stores" / name
+
+    @property
+    def names(self) -> list[str]:
+        """Every ``GROUP/STORE``."""
+        return [f"{group}/{store}" for group, stores in self.stores.items() for store in stores]
+
+    def build(self) -> SmallSite:
+        """Writes the site file and fills the stores; what is there already is kept."""
+        self.disk.mkdir(exist_ok=True)
+        self.write_file()
+        for number, name in enumerate(self.names):
+            if not self.store(name).exists():
+                fill(self.store(name), seed=number, big=(1 << 20) + 4321 if number == 0 else 30_000)
+        return self
+
+    def write_file(self, **changes: Any) -> None:
+        """(Re)writes the site file, after changing fields of this object."""
+        for key, value in changes.items():
+            setattr(self, key, value)
+        text = _HEAD.format(
+            home=self.home,
+            back=self.disk,
+            keep_free=self.keep_free,
+            on_overrun=self.on_overrun,
+            more=self.more,
+        )
+        for group, stores in self.stores.items():
+            text += _GROUP.format(name=group, copies=", ".join(f'"{c}"' for c in self.copies))
+            text += "".join(_STORE.format(home=self.home, group=group, store=store) for store in stores)
+        text += _TAPE.format(home=self.home, cartridge=self.cartridge) if "tape" in self.copies else ""
+        text += _FOLDER.format(home=self.home) if "folder" in self.copies else ""
+        self.file.write_text(text)
+        self.file.chmod(0o600)
+
+    def open(self, clock: Clock = SYSTEM_CLOCK) -> OpenSite:
+        return OpenSite(load_site(self.file), clock=clock)
+
+    def staged(self) -> dict[str, tuple[int, int]]:
+        """The images on staging: name → (inode, mtime in ns)."""
+        found = {}
+        for tar in sorted(self.disk.glob("*/*/*.tar")):
+            status = tar.stat()
+            found[tar.name.removesuffix(".tar")] = (status.st_ino, status.st_mtime_ns)
+        return found
+
+
+def fill(store: Path, *, seed: int = 0, big: int = (1 << 20) + 4321) -> None:
+    """A store of four files, a folder and a symbolic link; one file has ``big`` bytes."""
+    content = random.Random(seed)
+    (store / "deep").mkdir(parents=True)
+    (store / "big.bin").write_bytes(content.randbytes(big))
+    (store / "deep" / "letter.txt").write_bytes(content.randbytes(700))
+    (store / "empty").touch()
+    (store / "link").symlink_to("deep/letter.txt")
+    (store / "caf\udce9").write_bytes(b"not UTF-8 by name")
