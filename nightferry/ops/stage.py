@@ -157,7 +157,7 @@ def _write(
         return _write_image(opened, run, definition, target, progress=progress, cancel=cancel)
     except BaseException as error:
         _discard(target)
-        progress.end(definition.name, "failed")
+        progress.end(definition.name, "cancelled" if isinstance(error, Cancelled) else "failed")
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise StagingFull(
                 f"no room left on {opened.site.back_group(run.back_group).path} for {definition.name}",
@@ -216,9 +216,6 @@ def _write_image(
             except BaseException:
                 sink.abort()
                 raise
-    except BaseException as error:
-        progress.end(subject, "cancelled" if isinstance(error, Cancelled) else "failed")
-        raise
     finally:
         source.close()
     ended = opened.clock.now()
