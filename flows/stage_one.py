@@ -10,6 +10,7 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed
 
 from blocks.site import Site
+from flows.part import part
 from nightferry.errors import ConfigError
 from nightferry.model.records import RunRecord
 from nightferry.ops.opened import OpenSite
@@ -24,7 +25,7 @@ from tasks.stage import stage_batch, stage_store
 def stage_one(site: Site, run: str, *, stagger: bool = True) -> State[Any]:
     """Runs the flow with as many threads as the site allows streams."""
     streams = opened(site).site.staging.streams
-    return stage_one_flow.with_options(task_runner=threads(streams))(site, run, stagger, return_state=True)
+    return part(stage_one_flow.with_options(task_runner=threads(streams)), site, run, stagger)
 
 
 @flow(name="stage-one", flow_run_name="stage one of {run}", persist_result=False)

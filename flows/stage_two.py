@@ -12,6 +12,7 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
+from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
@@ -21,6 +22,8 @@ from nightferry.plan.balance import longest_first
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.runner import threads
 from tasks.stream import deliver_catalog, free_staging, stream_image
+
+COPY_MISSING = "CopyMissing"
 
 
 @flow(name="stage-two", flow_run_name="stage two of {back_group}", persist_result=False)
@@ -45,7 +48,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
             free_staging(site, back_group)
         failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]
         if failed:
-            return Failed(message=f"copies are missing at {', '.join(failed)}")
+            return Failed(name=COPY_MISSING, message=f"copies are missing at {', '.join(failed)}")
         return Completed(message=f"{', '.join(names) or 'nothing'} done")
 
 
@@ -64,10 +67,8 @@ def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]
     try:
         lanes = here.destination(destination).lanes
     except NightferryError as error:
-        return Failed(message=str(error))
-    return to_destination.with_options(task_runner=threads(lanes))(
-        site, back_group, destination, return_state=True
-    )
+        return Failed(name=COPY_MISSING, message=str(error))
+    return part(to_destination.with_options(task_runner=threads(lanes)), site, back_group, destination)
 
 
 @flow(name="to-destination", flow_run_name="{back_group} to {destination}", persist_result=False)
@@ -85,7 +86,7 @@ def to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
         finally:
             here.close_destination(destination)
         if failed:
-            return Failed(message=f"{len(failed)} of {len(futures)} copies failed")
+            return Failed(name=COPY_MISSING, message=f"{len(failed)} of {len(futures)} copies failed")
         return Completed(message=f"{len(futures)} copies")
 
 

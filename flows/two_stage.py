@@ -12,15 +12,17 @@ from prefect.states import Completed, Failed
 
 from blocks.site import Site
 from flows.move_group import move_group
+from flows.part import part, require_success
 from flows.show import show_report
 from flows.stage_one import stage_one
-from flows.stage_two import stage_two
+from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import ConfigError, GateClosed
 from nightferry.model.records import RunRecord
 from nightferry.ops.gate import approve, look
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import NightResult, night_result
 from nightferry.ops.run import begin_run, end_run, run_lock, set_state
+from nightferry.ops.stage import lost_images
 from nightferry.ops.stream import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.gate import require_open, to_active, write_seal
@@ -67,7 +69,8 @@ def two_stage_backup(
         moment = max(here.clock.now(), flow_run.get_scheduled_start_time())
         with run_lock(here, back_group, moment=moment, progress=progress, cancel=CANCEL) as lock:
             if stage == "two":
-                begun = continue_sealed(here, back_group, run)
+                sealed = continue_sealed(here, back_group, run)
+                begun = set_state(here, sealed, flow_run=str(flow_run.get_id() or ""))
             else:
                 started = begin_run(
                     here,
@@ -116,10 +119,10 @@ def night(
     stagger: bool,
 ) -> State[Any]:
     """The steps of one run, in order; each is a task or a subflow, so that the graph reads like the night."""
-    if stage != "two" and look(here, run).state != "open":
+    if stage != "two" and (look(here, run).state != "open" or lost_images(here, run)):
         to_active(site, run.run, run.back_group)
         run = set_state(here, run, state="staging")
-        stage_one(site, run.run, stagger=stagger)
+        require_success(stage_one(site, run.run, stagger=stagger))
         CANCEL.check()
         write_seal(site, run.run)
         accept(here, run, accept_partial, reason)
@@ -132,13 +135,13 @@ def night(
         require_open(site, run.run, run.back_group)
     except GateClosed:
         return final_state(here, night_result(here, run))
-    move_group(site, run.back_group, run=run.run)
+    require_success(part(move_group, site, run.back_group, run=run.run))
     run = set_state(here, run, state="streaming")
-    streamed = stage_two(site, run.back_group, run=run.run, return_state=True)
+    streamed = part(stage_two, site, run.back_group, run=run.run)
     CANCEL.check()
+    if streamed.name != COPY_MISSING:
+        require_success(streamed)
     result = night_result(here, run)
-    if not streamed.is_completed() and not result.missing_copies:
-        streamed.result()  # a failure that the records do not tell
     if here.drain_requested(run.back_group):
         set_state(here, run, state="drained", result="partial")
     elif not result.missing_copies:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.logging.handlers import APILogHandler
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from blocks.site import Site
+from nightferry.errors import NightferryError
 from nightferry.model.load import LoadedSite
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Progress
+from nightferry.units import format_size
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +34,8 @@ MIN_UPDATE_S = 2.0
 
 CANCEL = Cancel()
 """The process's one stop request: set by SIGTERM (Prefect cancels a run with it) and SIGINT."""
+
+_POST = ThreadPoolExecutor(max_workers=1, thread_name_prefix="progress")
 
 _open_sites: dict[str, OpenSite] = {}
 _lock = threading.Lock()
@@ -84,62 +93,95 @@ def _send_core_logs_to_prefect() -> None:
         core.addHandler(APILogHandler())
     if core.level == logging.NOTSET:
         core.setLevel(logging.INFO)
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        if _OWN_ERRORS not in logger.filters:
+            logger.addFilter(_OWN_ERRORS)
+
+
+class _OwnErrors(logging.Filter):
+    """An error of our own says what happened and what to do: its traceback would only hide that."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, NightferryError):
+            record.msg = f"{record.getMessage()}; {error.hint}"
+            record.args = ()
+            record.exc_info = None
+        return True
+
+
+_OWN_ERRORS = _OwnErrors()
+
+
+@dataclass(slots=True)
+class _Shown:
+    """One subject's progress as Prefect has it; no artifact while it is too young for one."""
+
+    description: str
+    total_bytes: int | None
+    sent: float
+    artifact: UUID | None = None
+    is_due: bool = False
 
 
 class PrefectProgress:
-    """A progress artifact per subject, at most one update in ``MIN_UPDATE_S``.
+    """A progress artifact for every subject that takes longer than ``MIN_UPDATE_S``; at most one update in that time.
 
     An artifact that cannot be written (the server is away) is said once in the log and never stops the work.
     """
 
     def __init__(self) -> None:
-        self._artifacts: dict[str, UUID] = {}
-        self._totals: dict[str, int | None] = {}
-        self._sent: dict[str, float] = {}
+        self._shown: dict[str, _Shown] = {}
         self._away = False
 
     def begin(self, subject: str, phase: str, total_bytes: int | None = None) -> None:
         if _terminal is not None:
             _terminal.begin(subject, phase, total_bytes)
-        self._totals[subject] = total_bytes
-        self._sent[subject] = time.monotonic()
-        if self._away:
-            return
-        try:
-            created = create_progress_artifact(progress=0.0, key=None, description=f"{phase} {subject}")
-        except Exception as error:  # noqa: BLE001 - showing progress must not stop the work
-            self._server_is_away(error)
-        else:
-            if isinstance(created, UUID):
-                self._artifacts[subject] = created
+        size = "" if total_bytes is None else f", {format_size(total_bytes)}"
+        self._shown[subject] = _Shown(f"{phase} {subject}{size}", total_bytes, time.monotonic())
 
     def advance(self, subject: str, done_bytes: int, current: str = "") -> None:
         if _terminal is not None:
             _terminal.advance(subject, done_bytes, current)
-        total = self._totals.get(subject)
-        now = time.monotonic()
-        if not total or now - self._sent.get(subject, now) < MIN_UPDATE_S:
+        shown = self._shown.get(subject)
+        if shown is None or not shown.total_bytes or time.monotonic() - shown.sent < MIN_UPDATE_S:
             return
-        self._sent[subject] = now
-        self._update(subject, min(100.0, 100.0 * done_bytes / total))
+        shown.is_due = True
+        # A growing store may pass what was expected; it is whole only when it ends.
+        self._show(shown, min(99.0, round(100.0 * done_bytes / shown.total_bytes, 1)))
 
     def end(self, subject: str, result: str) -> None:
         if _terminal is not None:
             _terminal.end(subject, result)
-        if result != "failed":
-            self._update(subject, 100.0)
+        shown = self._shown.pop(subject, None)
+        if shown is not None and shown.is_due and result not in ("failed", "cancelled"):
+            self._show(shown, 100.0)
 
     def say(self, text: str, subject: str = "") -> None:
         if _terminal is not None:
             _terminal.say(text, subject)
         logging.getLogger("nightferry.night").info("%s", text)
 
-    def _update(self, subject: str, percent: float) -> None:
-        artifact = self._artifacts.get(subject)
-        if artifact is None or self._away:
+    def _show(self, shown: _Shown, percent: float) -> None:
+        shown.sent = time.monotonic()
+        # The artifact belongs to the run whose context this is; the bytes do not wait for the server.
+        context = contextvars.copy_context()
+        _POST.submit(context.run, self._send, shown, percent)
+
+    def _send(self, shown: _Shown, percent: float) -> None:
+        if self._away:
             return
         try:
-            update_progress_artifact(artifact_id=artifact, progress=percent)
+            # What is not shown now is shown in two seconds: nothing is asked twice.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                if shown.artifact is None:
+                    created = create_progress_artifact(percent, description=shown.description)
+                    shown.artifact = created if isinstance(created, UUID) else None
+                else:
+                    update_progress_artifact(artifact_id=shown.artifact, progress=percent)
+        except PrefectHTTPStatusError:
+            return  # the server is busy
         except Exception as error:  # noqa: BLE001 - showing progress must not stop the work
             self._server_is_away(error)
 

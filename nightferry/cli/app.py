@@ -117,7 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sessions.begin(session)
     handlers = {number: signal.signal(number, session.stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return _run(arguments, session)
+        code = _run(arguments, session)
+        if session.server_is_gone:
+            # At a normal exit Prefect would try each event for five seconds, for minutes in all.
+            os._exit(code)
+        return code
     except StdoutClosed:
         # The interpreter flushes stdout once more at its end; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

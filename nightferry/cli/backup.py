@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from nightferry.cli.prefect_server import state_folder, use_server
+from nightferry.cli.prefect_server import Server, state_folder, use_server
 from nightferry.cli.session import Session, current
 from nightferry.errors import (
     ConfigError,
@@ -20,6 +22,7 @@ from nightferry.errors import (
 
 if TYPE_CHECKING:
     from nightferry.model.load import LoadedSite
+    from nightferry.model.records import RunRecord
     from nightferry.ops.opened import OpenSite
     from nightferry.ops.report import NightResult
 
@@ -143,8 +146,9 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         PrefectRequired: no server is there and none could be started.
     """
     cancel = session.cancel  # from here on the first signal stops at the next chunk
-    _use_prefect(session, loaded)
+    server = _use_prefect(session, loaded)
     from blocks.site import Site
+    from flows.part import SERVER_AWAY
     from flows.two_stage import two_stage_backup
     from nightferry.ops.report import night_result
     from tasks.bridge import opened, show_on
@@ -155,17 +159,28 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
     errors: list[NightferryError] = []
     for night in nights:
         cancel.check()
-        state = two_stage_backup(block, **night.arguments, **options, return_state=True)
-        cancel.check()
         here = opened(block)
-        error = None if state.is_completed() else _own_error(state)
-        if error is not None:
-            errors.append(error)
-            continue
-        if state.message and "finished" in state.message:
-            session.out.say(state.message)
-        newest = _run_of(here, night)
-        results.append(night_result(here, newest, staged_only=options["stage"] == "one"))
+        before = _newest(here, night)
+        flow_run = ""
+        try:
+            with _heartbeats(server):
+                state = two_stage_backup(block, **night.arguments, **options, return_state=True)
+        except SERVER_AWAY as away:
+            session.server_is_gone = True
+            cancel.check()
+            _require_progress(before, _newest(here, night), away)
+            session.out.say("the Prefect server is gone: its UI does not know how this ended, our records do")
+        else:
+            cancel.check()
+            error = None if state.is_completed() else _own_error(state)
+            if error is not None:
+                errors.append(error)
+                continue
+            if state.message and "finished" in state.message:
+                session.out.say(state.message)
+            flow_run = str(state.state_details.flow_run_id)
+        run = _run_of(here, night, flow_run)
+        results.append(night_result(here, run, staged_only=options["stage"] == "one"))
     if errors and not results:
         raise errors[0]
     for error in errors:
@@ -174,11 +189,29 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
     return worst_exit_code([*(r.exit_code for r in results), *(e.exit_code for e in errors)])
 
 
-def _run_of(here: OpenSite, night: Night) -> Any:
+def _run_of(here: OpenSite, night: Night, flow_run: str) -> RunRecord:
+    """The run that a flow run worked on; the newest when it found nothing to do."""
     here.catalog.refresh()
     if night.arguments["run"]:
         return here.catalog.run(night.arguments["run"])
-    return here.catalog.runs(night.back_group)[0]
+    runs = here.catalog.runs(night.back_group)
+    return next((run for run in runs if flow_run and run.flow_run == flow_run), runs[0])
+
+
+def _newest(here: OpenSite, night: Night) -> RunRecord | None:
+    here.catalog.refresh()
+    return next(iter(here.catalog.runs(night.back_group)), None)
+
+
+def _require_progress(before: RunRecord | None, after: RunRecord | None, away: Exception) -> None:
+    """Raises:
+    PrefectRequired: the flow got nowhere, or not past stage one, before its server went away.
+    """
+    if after is None or after == before or after.state == "staging":
+        raise PrefectRequired(
+            f"the Prefect server went away: {away}",
+            hint="run it again: what is staged is kept, and without PREFECT_API_URL the site's own server is used",
+        ) from away
 
 
 def _own_error(state: Any) -> NightferryError | None:
@@ -197,14 +230,30 @@ def _own_error(state: Any) -> NightferryError | None:
     return None
 
 
-def _use_prefect(session: Session, loaded: LoadedSite) -> None:
+def _use_prefect(session: Session, loaded: LoadedSite) -> Server:
     folder = state_folder(loaded.site.name, loaded.path)
     server = use_server(folder, session.out.say)
     if server.own:
         os.environ.setdefault("PREFECT_HOME", str(folder / "prefect"))
-    # The terminal shows our own progress; Prefect's log goes to its server.
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+    if not os.environ.get("NIGHTFERRY_DEBUG"):
+        # The terminal shows our own progress; Prefect's log goes to its server.
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
+        # What Prefect cannot send (its server is away) is said once, by us.
+        logging.raiseExceptions = False
+    return server
+
+
+@contextmanager
+def _heartbeats(server: Server) -> Iterator[None]:
+    """On the site's own server nothing listens to heartbeats, and each flow waits a second for its last one."""
+    if not server.own:
+        yield
+        return
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
 
 
 def _require_paths(

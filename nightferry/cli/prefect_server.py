@@ -36,6 +36,7 @@ QUIET = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 """Nothing leaves the machine, and no server is ever made in passing."""
 

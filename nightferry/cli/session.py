@@ -24,6 +24,8 @@ class Session:
     out: Output
     site_path: Path | None = None
     stopped_by: signal.Signals | None = None
+    server_is_gone: bool = False
+    """Prefect's threads still hold events for a server that does not answer any more."""
     _cancel: Cancel | None = field(default=None, repr=False)
 
     @property

@@ -85,13 +85,14 @@ class BackDisk:
         epochs = self._epochs()
         return _load(self.folder / f"owner.{epochs[-1]}", OwnerToken) if epochs else None
 
-    def take(self, node: str, run: str, expected_epoch: int) -> OwnerToken:
+    def take(self, node: str, run: str, expected_epoch: int, *, above: int = 0) -> OwnerToken:
         """Makes ``node`` the owner, with the next epoch; durable on return.
 
         Args:
             node: The new owner.
             run: For which run.
             expected_epoch: The epoch the caller saw; 0 for a disk that nobody took yet.
+            above: The new epoch is above this one too: a disk that takes another's place goes on counting.
 
         Raises:
             NotOwner: somebody else took the disk since then; their token stands.
@@ -99,7 +100,7 @@ class BackDisk:
         present = self.owner()
         epoch = present.epoch if present is not None else 0
         if epoch == expected_epoch:
-            token = OwnerToken(epoch=epoch + 1, node=node, run=run, at=self._clock.now())
+            token = OwnerToken(epoch=max(epoch, above) + 1, node=node, run=run, at=self._clock.now())
             try:
                 create_file(self._made(self.folder) / f"owner.{token.epoch}", _dump(token))
             except FileExistsError:

@@ -66,7 +66,7 @@ def _stores(opened: OpenSite) -> Iterator[Finding]:
                 f"store {ref.name}: {store.path} is not there",
                 "mount it, or correct the store's path",
             )
-        elif not os.access(store.path, os.R_OK):
+        elif not os.access(store.path, os.R_OK, effective_ids=True):
             yield Finding(
                 "NF-STORE-002",
                 "fail",
@@ -102,7 +102,7 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
                 "mount the BACK group's disk",
             )
             continue
-        if not os.access(path, os.W_OK | os.X_OK):
+        if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
             yield Finding(
                 "NF-STAGE-002",
                 "fail",
@@ -172,7 +172,7 @@ def _same_disk(store: Any, staging: Path) -> bool:
 
 def _catalog(opened: OpenSite) -> Iterator[Finding]:
     path = opened.site.catalog_path
-    if not os.access(path, os.W_OK | os.X_OK):
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
         yield Finding(
             "NF-CAT-002", "fail", f"the catalog {path} cannot be written by this user", "give it to the user"
         )

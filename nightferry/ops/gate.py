@@ -12,8 +12,16 @@ from typing import Literal
 
 from blake3 import blake3
 
-from nightferry.errors import ConfigError, GateClosed
-from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, SealedStore, SealRecord
+from nightferry.cluster.disk import BackDisk, OwnerToken
+from nightferry.errors import ClusterError, ConfigError, GateClosed
+from nightferry.model.records import (
+    ApprovalRecord,
+    ImageRecord,
+    OwnerRecord,
+    RunRecord,
+    SealedStore,
+    SealRecord,
+)
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.run import due_stores, set_state
 from nightferry.ops.stage import is_safe, require_owner
@@ -118,27 +126,51 @@ def _line(image: ImageRecord) -> SealedStore:
 
 
 def look(opened: OpenSite, run: RunRecord) -> GateView:
-    """What the gate says now. Changes nothing."""
+    """What the gate says now. Changes nothing.
+
+    Seal, approvals and owner token must stand on the disk *and* in the catalog; what only one of them knows
+    does not count.
+    """
     opened.catalog.refresh()
     seal = opened.catalog.seal(run.run)
-    if seal is None:
-        return GateView(run.run, run.back_group, "closed", None, (), (), "stage one is not sealed")
-    on_disk = opened.disk(run.back_group).read_seal(run.run)
-    if on_disk is None or on_disk.digest != seal.digest or seal_digest(on_disk) != seal.digest:
-        return GateView(
-            run.run, run.back_group, "closed", seal, (), (), "the seal on the disk is not the catalog's seal"
-        )
-    due = {f"{group}/{store}" for group, store in due_stores(run)}
-    unsealed = due - {line.name for line in seal.stores}
-    if unsealed:
-        return GateView(
-            run.run, run.back_group, "closed", seal, (), (), f"not sealed yet: {', '.join(sorted(unsealed))}"
-        )
-    approvals = tuple(a for a in opened.catalog.approvals(run.run) if a.seal_digest == seal.digest)
+    try:
+        disk = opened.disk(run.back_group)
+        reason = _why_closed(opened, run, disk, seal)
+        kept = disk.read_approvals(run.run)
+    except ClusterError as error:
+        reason, kept = error.message, []
+    if seal is None or reason:
+        return GateView(run.run, run.back_group, "closed", seal, (), (), reason)
+    approvals = tuple(
+        a for a in opened.catalog.approvals(run.run) if a.seal_digest == seal.digest and a in kept
+    )
     approved = {store for a in approvals for store in a.stores}
     missing = tuple(line for line in seal.missing if line.name not in approved)
     state: GateState = "held" if missing else "open"
     return GateView(run.run, run.back_group, state, seal, missing, approvals)
+
+
+def _why_closed(opened: OpenSite, run: RunRecord, disk: BackDisk, seal: SealRecord | None) -> str:
+    """Why no approval could open the gate; empty when stage one is complete.
+
+    Raises:
+        ClusterError: what stands on the disk cannot be read.
+    """
+    if seal is None:
+        return "stage one is not sealed"
+    on_disk = disk.read_seal(run.run)
+    if on_disk is None or on_disk.digest != seal.digest or seal_digest(on_disk) != seal.digest:
+        return "the seal on the disk is not the catalog's seal"
+    token, known = disk.owner(), opened.catalog.owner(run.back_group)
+    # A newer token on the disk is one whose writer did not live to record it.
+    if token is None or (known is not None and not _follows(token, known)):
+        return "the owner token on the disk is not the catalog's: it is not the disk we know"
+    unsealed = {f"{group}/{store}" for group, store in due_stores(run)} - {line.name for line in seal.stores}
+    return f"not sealed yet: {', '.join(sorted(unsealed))}" if unsealed else ""
+
+
+def _follows(token: OwnerToken, known: OwnerRecord) -> bool:
+    return token.epoch > known.epoch or (token.epoch, token.node) == (known.epoch, known.node)
 
 
 def require_open(opened: OpenSite, run: RunRecord) -> GateView:

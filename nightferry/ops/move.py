@@ -83,19 +83,33 @@ def move_ungated(
     opened: OpenSite, back_group: str, to: str, reason: str, *, progress: Progress, cancel: Cancel
 ) -> str:
     """Maintenance: not through the gate, but still verified and never while somebody reads. Who and why go
-    into the owner token and the catalog."""
+    into the owner token and the catalog. A blank disk in the place of the one we knew is taken into use."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
-    return _move(
-        opened, back_group, to, f"maintenance by {operator()}: {reason}", progress=progress, cancel=cancel
-    )
+    run = f"maintenance by {operator()}: {reason}"
+    return _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
 
 
 def _move(
-    opened: OpenSite, back_group: str, target: str, run: str, *, progress: Progress, cancel: Cancel
+    opened: OpenSite,
+    back_group: str,
+    target: str,
+    run: str,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+    new_disk: bool = False,
 ) -> str:
     disk = opened.disk(back_group)
     token = disk.owner()
     known = opened.catalog.owner(back_group)
+    if token is None and known is not None and not new_disk:
+        # Most likely the mount point without the disk: staging there would fill another one.
+        raise MoveFailed(
+            f"the disk of {back_group} was last on {known.node}; what is at {disk.path} has no owner token",
+            hint="mount the disk; if it was replaced, take the new one into use with "
+            f"`nightferry cluster move {back_group} --to {target} --ungated --reason …`",
+            subject=back_group,
+        )
     if token is not None and known is not None and known.epoch > token.epoch:
         raise MoveFailed(
             f"the disk of {back_group} says epoch {token.epoch}, the catalog {known.epoch}: "
@@ -118,7 +132,8 @@ def _move(
             opened.cluster.move(plan, run=run, cancel=cancel)
         if opened.cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
-        token = disk.take(target, run, expected_epoch=token.epoch if token else 0)
+        epoch, above = token.epoch if token else 0, known.epoch if known else 0
+        token = disk.take(target, run, expected_epoch=epoch, above=above)
     _remember(opened, back_group, token)
     progress.say(f"{back_group} is on {target} (epoch {token.epoch})")
     return target

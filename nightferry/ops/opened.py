@@ -5,6 +5,7 @@ Every verb takes an ``OpenSite``. It is cheap to open, safe to use from several 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import threading
@@ -95,7 +96,7 @@ class OpenSite:
 
     def disk(self, back_group: str) -> BackDisk:
         """The BACK group's disk, as it is mounted here."""
-        return BackDisk(Path(self.site.back_group(back_group).path))
+        return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
 
     def staged_path(self, image: ImageRecord) -> Path:
         """Where the image lies on staging (whether or not it is still there)."""
@@ -151,13 +152,18 @@ class OpenSite:
 
     @contextmanager
     def scratch(self, image: ImageRecord) -> Iterator[Path]:
-        """A file below the staging path for an image on its way between destinations; gone afterwards."""
+        """An empty file below the staging path for an image on its way between destinations; gone afterwards.
+
+        It is locked as long as its process lives: who finds it unlocked may remove it.
+        """
         folder = self.scratch_folder(self.site.group(image.group).back_group)
         path = folder / f"{image.image}.{os.getpid()}.tar"
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
+        with path.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                yield path
+            finally:
+                path.unlink(missing_ok=True)
 
     def policy(self, group: Group) -> CopyPolicy:
         """Where the storage group's images must be, and how many verified copies let staging free one."""

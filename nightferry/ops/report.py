@@ -10,12 +10,13 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nightferry.errors import worst_exit_code
+from nightferry.errors import IntegrityError, worst_exit_code
 from nightferry.model.records import CopyRecord, FailureRecord, ImageRecord, RunRecord
 from nightferry.model.text import safe_markdown
 from nightferry.ops.gate import GateView, look
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.run import due_stores
+from nightferry.ops.stage import lost_images
 from nightferry.units import format_duration, format_size
 
 Outcome = Literal["Completed", "Partial", "GateHeld", "CopyMissing"]
@@ -34,6 +35,8 @@ class NightResult:
     owner: str
     missing_copies: tuple[tuple[str, str], ...]
     """(image, destination) that the policy wants and that are not verified there."""
+    lost: tuple[str, ...]
+    """Images that staging lost, or that were found damaged there, before they had a copy."""
     staged_only: bool
 
     @property
@@ -55,7 +58,9 @@ class NightResult:
     def exit_code(self) -> int:
         """The contract's code; of several the gravest."""
         codes = {"Completed": 0, "Partial": 3, "GateHeld": 50, "CopyMissing": 20}
-        return worst_exit_code([codes[self.outcome], 3 if self._is_partial else 0])
+        return worst_exit_code(
+            [codes[self.outcome], 3 if self._is_partial else 0, IntegrityError.exit_code if self.lost else 0]
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -74,7 +79,9 @@ class NightResult:
             case "CopyMissing":
                 owed = ", ".join(f"{image} at {at}" for image, at in self.missing_copies[:4])
                 more = len(self.missing_copies) - 4
-                return f"{text}; owed copies: {owed}" + (f" and {more} more" if more > 0 else "")
+                text += f"; owed copies: {owed}" + (f" and {more} more" if more > 0 else "")
+                lost = f"; lost on staging: {', '.join(self.lost)}: run the backup again"
+                return text + (lost if self.lost else "")
             case "Partial":
                 named = ", ".join(
                     [f"{f.group}/{f.store}" for f in self.failures]
@@ -105,6 +112,7 @@ class NightResult:
                 for f in self.failures
             ],
             "missing_copies": [{"image": i, "destination": d} for i, d in self.missing_copies],
+            "lost_images": list(self.lost),
         }
 
 
@@ -148,6 +156,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         gate=look(opened, run),
         owner=token.node if token else "",
         missing_copies=tuple(missing),
+        lost=tuple(image.image for image in lost_images(opened, run) if image in images),
         staged_only=staged_only,
     )
 

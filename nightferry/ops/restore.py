@@ -22,9 +22,11 @@ from nightferry.errors import (
     CopyMissing,
     DestinationError,
     IntegrityError,
+    MediumDamaged,
     NightferryError,
     NotInThisRelease,
     PartialResult,
+    worst_exit_code,
 )
 from nightferry.image.chunks import CheckedReader
 from nightferry.image.index import Index, IndexRow
@@ -278,13 +280,14 @@ def restore(
     With ``below`` the target is walked to from there without following a link.
 
     Raises:
-        IntegrityError: every place gave wrong bytes; what was wrong was not left looking whole.
+        IntegrityError: no place could give it back, one of them because of wrong bytes; what was wrong was not
+            left looking whole.
         DestinationError: no place could be read.
         Cancelled: between two pieces.
     """
     subject = f"{plan.image.group}/{plan.image.store}"
     damaged: list[str] = []
-    last: NightferryError | None = None
+    errors: list[NightferryError] = []
     with TargetTree(
         plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner, below=below
     ) as tree:
@@ -305,16 +308,17 @@ def restore(
                         subject=subject,
                     )
             except (IntegrityError, DestinationError) as error:
-                last = error
+                errors.append(error)
                 damaged.append(place.source)
                 progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)
-                if place.copy is not None and isinstance(error, IntegrityError):
+                if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
                     mark_damaged(opened, place.copy, error)
                 continue
             return Restored(plan, place.source, report, tuple(damaged))
-    if last is None:
+    if not errors:
         raise CopyMissing(f"no readable copy of image {plan.image.image}", subject=plan.image.image)
-    raise last
+    gravest = worst_exit_code(error.exit_code for error in errors)
+    raise next(error for error in errors if error.exit_code == gravest)
 
 
 def forecast(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from nightferry.model.records import FreedRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.plan.staging import freeable
+from nightferry.transfer.durable import durable_rename
+
+DAMAGED = ".damaged"
+"""What follows the name of a staged image that was found damaged."""
 
 
 def free_room(opened: OpenSite, back_group: str) -> int:
@@ -41,6 +46,12 @@ def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) ->
         )
         remove_staged(opened.staged_path(image))
     return freed
+
+
+def set_aside(tar: Path) -> None:
+    """Takes a damaged image's name away, so that nothing takes it for one; what can be salvaged stays."""
+    with suppress(FileNotFoundError):
+        durable_rename(tar, tar.with_name(tar.name + DAMAGED))
 
 
 def side_path(tar: Path, side: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from datetime import datetime
 from nightferry.catalog.locks import RunLock
 from nightferry.errors import BusyError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
+from nightferry.ops.leftovers import clear_leftovers
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.plan.window import night_start, run_name, window_of
 from nightferry.progress import Cancel, Progress
@@ -129,7 +129,7 @@ def begin_run(
     if level not in (None, 0):
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     opened.catalog.refresh()
-    _clear_scratch(opened, back_group)
+    clear_leftovers(opened, back_group)
     wanted = _selection(opened, back_group, groups, stores)
     if run is not None:
         found = opened.catalog.run(run)
@@ -165,15 +165,6 @@ def begin_run(
     )
     opened.catalog.append(record)
     return Begun(record, f"started run {name}")
-
-
-def _clear_scratch(opened: OpenSite, back_group: str) -> None:
-    """Removes what killed processes left; under the run lock nobody else stages."""
-    for left in opened.scratch_folder(back_group).iterdir():
-        if left.is_dir():
-            shutil.rmtree(left)
-        elif not left.name.endswith(".tar"):
-            left.unlink()
 
 
 def _covers(run: RunRecord, wanted: dict[str, tuple[str, ...]]) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from nightferry import __version__
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import (
+    Cancelled,
     IntegrityError,
     NightferryError,
     NotOwner,
@@ -38,6 +39,7 @@ from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
 from nightferry.transfer.direct import DirectWriter
 from nightferry.transfer.durable import durable_rename, replace_file
+from nightferry.transfer.files import NO_SPACE
 from nightferry.transfer.meter import Meter, to_json_lines
 from nightferry.transfer.reading import FileReader
 from nightferry.units import format_size
@@ -78,7 +80,7 @@ def stage_store(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
     target = folder / f"{image}.tar"
     if target.exists():
-        adopted = _adopt(opened, target, progress)
+        adopted = adopt(opened, target, progress)
         if adopted is not None:
             return adopted
     record, summary = _write(opened, run, definition, target, progress=progress, cancel=cancel)
@@ -115,6 +117,11 @@ def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
     )
 
 
+def lost_images(opened: OpenSite, run: RunRecord) -> list[ImageRecord]:
+    """Images of the run that must be made again: staging lost them, or they were found damaged, without a copy."""
+    return [image for image in opened.catalog.images(run=run.run) if not is_safe(opened, image)]
+
+
 def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
     if opened.catalog.freed(image.image):
@@ -134,10 +141,43 @@ def _write(
     progress: Progress,
     cancel: Cancel,
 ) -> tuple[ImageRecord, ImageSummary]:
+    """Writes the image and gives it its name; when that fails, nothing of it is left."""
+    _discard(target)
+    try:
+        return _write_image(opened, run, definition, target, progress=progress, cancel=cancel)
+    except BaseException as error:
+        _discard(target)
+        progress.end(definition.name, "failed")
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise StagingFull(
+                f"no room left on {opened.site.back_group(run.back_group).path} for {definition.name}",
+                subject=definition.name,
+                operation="stage",
+            ) from error
+        raise
+
+
+def _discard(target: Path) -> None:
+    """Removes what an unfinished writing left; an image that has its name keeps its side files."""
+    sides = [side_path(target, side) for side in ("chunks", "meta.json")]
+    target.with_name(target.name + ".partial").unlink(missing_ok=True)
+    if not target.exists():
+        for path in sides:
+            path.unlink(missing_ok=True)
+
+
+def _write_image(
+    opened: OpenSite,
+    run: RunRecord,
+    definition: StoreRef,
+    target: Path,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+) -> tuple[ImageRecord, ImageSummary]:
     subject = definition.name
     group, store = definition
     partial = target.with_name(target.name + ".partial")
-    partial.unlink(missing_ok=True)
     started = opened.clock.now()
     times = os.times()
     source = open_source(store, opened.scratch_folder(run.back_group))
@@ -166,6 +206,9 @@ def _write(
             except BaseException:
                 sink.abort()
                 raise
+    except BaseException as error:
+        progress.end(subject, "cancelled" if isinstance(error, Cancelled) else "failed")
+        raise
     finally:
         source.close()
     ended = opened.clock.now()
@@ -301,7 +344,7 @@ def read_index(path: Path, chunks: bytes) -> bytes:
         return image.reader.read(image.end.index_offset, image.end.index_bytes)
 
 
-def _adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:
+def adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:
     """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
     fails."""
     try:

@@ -23,7 +23,7 @@ from nightferry.errors import (
 )
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.room import side_path
+from nightferry.ops.room import set_aside, side_path
 from nightferry.ops.stage import read_index
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
@@ -34,13 +34,19 @@ from nightferry.transfer.throttle import Throttle
 log = logging.getLogger(__name__)
 
 
+class StagedDamage(IntegrityError):
+    """A staged image is not what was recorded; no copy of it was made."""
+
+    default_hint = "run the backup again: it stages the store anew"
+
+
 class StagedOutgoing:
     """A staged image on its way out; implements ``destination.base.Outgoing``.
 
     Memory: the index and the chunk table (8 bytes a MiB) and the reader's two buffers.
 
     Raises:
-        IntegrityError: the image's side files and its record disagree.
+        StagedDamage: the image's side files and its record disagree.
     """
 
     def __init__(
@@ -59,14 +65,10 @@ class StagedOutgoing:
         try:
             self._chunks = side_path(path, "chunks").read_bytes() if chunks is None else chunks
             index = read_index(path, self._chunks)
-        except FileNotFoundError as error:
-            raise IntegrityError(
-                f"image {record.image} is not on staging: {error.filename} is missing", subject=record.image
-            ) from error
+        except (FileNotFoundError, MediumDamaged, IntegrityError) as error:
+            raise self._damage(error) from error
         if image_digest(self._chunks, index) != record.digest:
-            raise IntegrityError(
-                f"staged image {record.image} is not what was recorded", subject=record.image
-            )
+            raise StagedDamage(f"staged image {record.image} is not what was recorded", subject=record.image)
         meta = record.model_dump_json(indent=1).encode() + b"\n"
         self._side_files = {"index": index, "chunks": self._chunks, "meta.json": meta}
 
@@ -89,16 +91,22 @@ class StagedOutgoing:
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
         offset = first_chunk * CHUNK_BYTES
         number = first_chunk
-        with FileReader(self._path) as reader:
-            if reader.size_bytes != self.size_bytes:
-                raise IntegrityError(f"staged image {self.image} changed its size", subject=self.image)
-            for data in _in_chunks(reader.stream(offset, self.size_bytes - offset)):
-                self._cancel.check()
-                check_chunk(self._chunks, number, data)
-                if self._throttle is not None:
-                    self._throttle.take(len(data), self._cancel)
-                yield data
-                number += 1
+        try:
+            with FileReader(self._path) as reader:
+                if reader.size_bytes != self.size_bytes:
+                    raise IntegrityError(f"{reader.size_bytes} bytes instead of {self.size_bytes}")
+                for data in _in_chunks(reader.stream(offset, self.size_bytes - offset)):
+                    self._cancel.check()
+                    check_chunk(self._chunks, number, data)
+                    if self._throttle is not None:
+                        self._throttle.take(len(data), self._cancel)
+                    yield data
+                    number += 1
+        except (MediumDamaged, IntegrityError) as error:
+            raise self._damage(error) from error
+
+    def _damage(self, error: Exception) -> StagedDamage:
+        return StagedDamage(f"image {self.image} on staging is damaged: {error}", subject=self.image)
 
 
 def _in_chunks(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
@@ -160,10 +168,15 @@ def stream_image(
     copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
         return copy
-    outgoing = StagedOutgoing(
-        image, opened.staged_path(image), throttle=opened.throttle(destination), cancel=cancel
-    )
-    return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
+    path = opened.staged_path(image)
+    try:
+        outgoing = StagedOutgoing(image, path, throttle=opened.throttle(destination), cancel=cancel)
+        return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
+    except StagedDamage:
+        # Left in place it would be tried, and waste tape, every night; now the next run stages the store anew.
+        set_aside(path)
+        log.warning("image %s is damaged on staging: set aside", image.image)
+        raise
 
 
 def made_before(

@@ -83,7 +83,12 @@ class UringEngine:
         prepare(transfer.fd, transfer.rest, transfer.at, transfer)
 
     def _reap(self, timeout: float | None) -> None:
-        for completion in self._ring.wait(timeout) or ():
+        try:
+            completions = self._ring.wait(timeout)
+        except InterruptedError:
+            # A process that was stopped and continued (Ctrl-Z, a debugger); every caller asks again.
+            return
+        for completion in completions or ():
             transfer: Transfer = completion.take_user_data()
             result: int = completion.res
             if result >= 0:

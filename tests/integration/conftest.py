@@ -1,25 +1,40 @@
-"""A small site, and the command line on it."""
+"""Small sites for every test that asks for one, and the command line on them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nightferry.cli.app import main
-from tests.support.small_site import Command, Ran, SmallSite, make_site
+from tests.support.command_site import Command, CommandSite, Ran, build_site
+from tests.support.small_site import SmallSite
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> SmallSite:
+def make_site(tmp_path: Path) -> Callable[..., SmallSite]:
+    """Builds one below ``tmp_path``; keywords are ``SmallSite``'s."""
+
+    def make(**options: Any) -> SmallSite:
+        home = tmp_path / "site"
+        home.mkdir()
+        return SmallSite(home, **options).build()
+
+    return make
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> CommandSite:
     """A site that was never backed up, for one test alone."""
-    return make_site(tmp_path / "site")
+    return build_site(tmp_path / "site")
 
 
 @pytest.fixture(scope="session")
-def kept_night(tmp_path_factory: pytest.TempPathFactory) -> SmallSite:
+def kept_night(tmp_path_factory: pytest.TempPathFactory) -> CommandSite:
     """A site after one whole night, shared by the tests that only look."""
-    site = make_site(tmp_path_factory.mktemp("kept") / "site")
+    site = build_site(tmp_path_factory.mktemp("kept") / "site")
     assert site.night().state == "ended"
     return site
 
@@ -30,9 +45,9 @@ def nightferry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("NIGHTFERRY_SITE", raising=False)
     monkeypatch.delenv("NIGHTFERRY_DEBUG", raising=False)
 
-    def run(site: SmallSite | Path, *arguments: str | Path) -> Ran:
+    def run(site: CommandSite | Path, *arguments: str | Path) -> Ran:
         capsys.readouterr()
-        file = site.file if isinstance(site, SmallSite) else site
+        file = site.file if isinstance(site, CommandSite) else site
         code = main(["--site", str(file), *(str(a) for a in arguments)])
         shown = capsys.readouterr()
         return Ran(code, shown.out, shown.err)

@@ -15,7 +15,7 @@ from nightferry.image.writer import ImageWriter
 from nightferry.source import files as files_source
 from tests.conftest import needs
 from tests.support import night
-from tests.support.small_site import Command, SmallSite, make_site, process
+from tests.support.command_site import Command, CommandSite, build_site, process
 
 RAW = b"caf\xe9\xff"
 LOUD = b"\x1b[31m[red]<b>**x**\n\xe2\x80\xaetxt"
@@ -68,9 +68,9 @@ def fill(top: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def troubled(tmp_path_factory: pytest.TempPathFactory) -> SmallSite:
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> CommandSite:
     """A site whose store holds all of it, after a night."""
-    site = make_site(tmp_path_factory.mktemp("troubled") / "site")
+    site = build_site(tmp_path_factory.mktemp("troubled") / "site")
     fill(site.priv1)
     listener = socket.socket(socket.AF_UNIX)
     here = os.getcwd()
@@ -86,7 +86,7 @@ pytestmark = needs("getfattr", "getfacl", "setfattr", "setfacl", "tar", "find", 
 
 
 def test_the_whole_store_comes_back_as_it_was(
-    troubled: SmallSite, nightferry: Command, tmp_path: Path
+    troubled: CommandSite, nightferry: Command, tmp_path: Path
 ) -> None:
     ran = nightferry(troubled, "restore", "store", "SG1/priv1", "--to", tmp_path / "r", "--json")
     assert ran.code == 0
@@ -105,7 +105,7 @@ def test_the_whole_store_comes_back_as_it_was(
 
 
 def test_times_before_1970_after_2106_and_between_seconds_are_exact(
-    troubled: SmallSite, nightferry: Command, tmp_path: Path
+    troubled: CommandSite, nightferry: Command, tmp_path: Path
 ) -> None:
     assert nightferry(troubled, "restore", "files", "SG1/priv1", "t-*", "--to", tmp_path).code == 0
     said = {name: tool("stat", "-c", "%.9Y", tmp_path / name).strip() for name in TIMES_NS}
@@ -120,7 +120,7 @@ def test_times_before_1970_after_2106_and_between_seconds_are_exact(
 
 
 def test_a_name_that_is_not_utf8_is_listed_with_its_bytes_and_comes_back_by_them(
-    troubled: SmallSite, tmp_path: Path
+    troubled: CommandSite, tmp_path: Path
 ) -> None:
     raw = os.fsdecode(RAW)
     listed = process(troubled.file, "files", troubled.image("SG1/priv1"), raw, "--json").document["files"]
@@ -134,7 +134,7 @@ def test_a_name_that_is_not_utf8_is_listed_with_its_bytes_and_comes_back_by_them
 
 
 def test_a_name_full_of_commands_for_the_terminal_is_shown_and_does_nothing(
-    troubled: SmallSite, nightferry: Command, tmp_path: Path
+    troubled: CommandSite, nightferry: Command, tmp_path: Path
 ) -> None:
     name = os.fsdecode(LOUD)
     image = troubled.image("SG1/priv1")
@@ -156,7 +156,7 @@ def test_a_name_full_of_commands_for_the_terminal_is_shown_and_does_nothing(
 
 
 def test_a_sparse_file_takes_no_room_on_the_way_nor_at_the_end(
-    troubled: SmallSite, nightferry: Command, tmp_path: Path
+    troubled: CommandSite, nightferry: Command, tmp_path: Path
 ) -> None:
     image = nightferry(troubled, "images", "--store", "SG1/priv1", "--json").document["images"][0]
     assert image["size_bytes"] < 8 << 20
@@ -167,7 +167,7 @@ def test_a_sparse_file_takes_no_room_on_the_way_nor_at_the_end(
 
 
 def test_the_second_of_two_hard_links_comes_back_alone(
-    troubled: SmallSite, nightferry: Command, tmp_path: Path
+    troubled: CommandSite, nightferry: Command, tmp_path: Path
 ) -> None:
     ran = nightferry(troubled, "restore", "files", "SG1/priv1", "h2", "--to", tmp_path / "one", "--json")
     assert ran.code == 0
@@ -178,7 +178,7 @@ def test_the_second_of_two_hard_links_comes_back_alone(
 
 
 def test_gnu_tar_lists_and_extracts_the_staged_image_without_a_word(
-    troubled: SmallSite, nightferry: Command, tmp_path: Path
+    troubled: CommandSite, nightferry: Command, tmp_path: Path
 ) -> None:
     staged = nightferry(troubled, "copies", troubled.image("SG1/priv1"), "--json").document["staged"]
     listed = subprocess.run(["tar", "tf", staged], capture_output=True, env={**os.environ, "LC_ALL": "C"})
@@ -196,7 +196,7 @@ class TestWhileItIsRead:
     """What happens to files between the look at them and their reading."""
 
     def test_a_file_that_goes_before_it_is_opened_is_named_and_the_store_is_whole(
-        self, site: SmallSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         really = files_source.add_path
 
@@ -227,7 +227,7 @@ class TestWhileItIsRead:
         assert not (tmp_path / "one" / "note.md").exists()
 
     def test_a_file_that_grows_while_it_is_read_makes_the_image_partial(
-        self, site: SmallSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         log = site.priv1 / "log"
         log.write_bytes(b"a" * 300_000)
@@ -278,7 +278,7 @@ class TestHostileContent:
     """What an attacker may have put into a store, or into an image."""
 
     def test_a_link_that_leads_outside_is_never_followed(
-        self, site: SmallSite, nightferry: Command, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
@@ -303,7 +303,7 @@ class TestHostileContent:
         assert os.listdir(outside) == []
 
     def test_members_that_lead_outside_are_refused_and_the_rest_comes_back(
-        self, site: SmallSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         hostile = (b"../x", b"in/../../x", b"/x", b"e/x")
         really = files_source.add_path
@@ -334,7 +334,7 @@ class TestHostileContent:
         assert not os.path.lexists("/x")
 
     def test_a_selection_that_names_a_missing_path_is_told_before_anything_runs(
-        self, site: SmallSite, tmp_path: Path
+        self, site: CommandSite, tmp_path: Path
     ) -> None:
         site.ledger.unlink()
         state = {"NIGHTFERRY_STATE": str(tmp_path / "state")}

@@ -21,7 +21,7 @@ from nightferry.cli.session import Session
 from nightferry.errors import BusyError
 from nightferry.ops.report import night_result
 from tests.support import night
-from tests.support.small_site import BACK, SOURCES, Command, SmallSite, process
+from tests.support.command_site import BACK, SOURCES, Command, CommandSite, process
 
 PAGE = SOURCES / "docs" / "cli-json.md"
 RAW = b"caf\xe9\xff"
@@ -124,7 +124,7 @@ class Said:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: one file is to lose its setuid bit")
 def test_the_page_says_exactly_what_is_printed(
-    site: SmallSite, nightferry: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    site: CommandSite, nightferry: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Said()
 
@@ -205,7 +205,7 @@ def test_the_page_says_exactly_what_is_printed(
     _hold_the_page_to(said)
 
 
-def _prepare(site: SmallSite) -> None:
+def _prepare(site: CommandSite) -> None:
     """A name that is not UTF-8, of a file that loses something; a socket."""
     raw = os.path.join(os.fsencode(site.priv1), RAW)
     with open(raw, "wb") as file:
@@ -218,7 +218,7 @@ def _prepare(site: SmallSite) -> None:
     os.chdir(here)
 
 
-def _restores(site: SmallSite, nightferry: Command, said: Said, image: str, tmp_path: Path) -> None:
+def _restores(site: CommandSite, nightferry: Command, said: Said, image: str, tmp_path: Path) -> None:
     """Restores that leave something out in every way there is."""
     wanted = ("restore", "store", "SG1/priv1", "--to", tmp_path / "r", "--json")
 

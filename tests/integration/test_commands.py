@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import night
-from tests.support.small_site import BACK, SOURCES, Command, SmallSite, process
+from tests.support.command_site import BACK, SOURCES, Command, CommandSite, process
 
 IMAGE = "{image}"
 LOOKING = (
@@ -46,7 +46,7 @@ LOOKING = (
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
 def test_a_command_says_the_same_in_words_and_as_one_document(
-    kept_night: SmallSite, nightferry: Command, words: tuple[str, ...]
+    kept_night: CommandSite, nightferry: Command, words: tuple[str, ...]
 ) -> None:
     image = kept_night.image("SG1/priv1")
     arguments = [word.replace(IMAGE, image) for word in words]
@@ -111,7 +111,7 @@ WRONG = (
 
 @pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
 def test_what_is_wrong_is_named_with_what_to_do(
-    kept_night: SmallSite, nightferry: Command, words: tuple[str, ...], said: str
+    kept_night: CommandSite, nightferry: Command, words: tuple[str, ...], said: str
 ) -> None:
     arguments = [word.replace(IMAGE, kept_night.image("SG1/priv1")) for word in words]
     human = nightferry(kept_night, *arguments)
@@ -141,7 +141,7 @@ LATER = (
 
 @pytest.mark.parametrize("words", LATER, ids=" ".join)
 def test_what_a_later_release_brings_says_so(
-    kept_night: SmallSite, nightferry: Command, words: tuple[str, ...]
+    kept_night: CommandSite, nightferry: Command, words: tuple[str, ...]
 ) -> None:
     human = nightferry(kept_night, *words)
     assert (human.code, human.out) == (2, "")
@@ -182,7 +182,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_a_later_release_is_found_by_check_and_refused_by_backup(
-    site: SmallSite, nightferry: Command, kind: str
+    site: CommandSite, nightferry: Command, kind: str
 ) -> None:
     old, new, more = (text.format(root=site.root) for text in KINDS[kind])
     site.edit(old, new) if old else None
@@ -214,7 +214,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_wrong_site_file_is_told_by_key_and_line(site: SmallSite, nightferry: Command, what: str) -> None:
+def test_a_wrong_site_file_is_told_by_key_and_line(site: CommandSite, nightferry: Command, what: str) -> None:
     old, new, key, said = BROKEN[what]
     text = site.file.read_text().replace(old, new)
     site.file.write_text(text)
@@ -228,7 +228,7 @@ def test_a_wrong_site_file_is_told_by_key_and_line(site: SmallSite, nightferry: 
         assert "hunter2" not in error["message"]
 
 
-def test_a_site_file_that_others_can_write_is_refused(site: SmallSite, nightferry: Command) -> None:
+def test_a_site_file_that_others_can_write_is_refused(site: CommandSite, nightferry: Command) -> None:
     site.file.chmod(0o666)
     error = nightferry(site, "status", "--json").error
     assert "everyone can write it" in error["message"]
@@ -240,7 +240,7 @@ def test_a_site_file_that_others_can_write_is_refused(site: SmallSite, nightferr
 
 
 def test_a_site_file_that_is_not_there_is_named_with_the_ways_to_name_one(
-    site: SmallSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    site: CommandSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     error = nightferry(tmp_path / "none.toml", "status", "--json").error
     assert str(tmp_path / "none.toml") in error["message"]
@@ -253,7 +253,7 @@ def test_a_site_file_that_is_not_there_is_named_with_the_ways_to_name_one(
 
 class TestTheGate:
     def test_a_move_is_shut_out_while_the_window_is_not_sealed(
-        self, site: SmallSite, nightferry: Command
+        self, site: CommandSite, nightferry: Command
     ) -> None:
         shut = nightferry(site, "cluster", "move", BACK, "--json")
         assert shut.code == 50
@@ -281,7 +281,7 @@ class TestTheGate:
         moved = nightferry(site, "cluster", "move", BACK, "--to", "TEX-PASS-1", "--json")
         assert (moved.code, moved.document["node"]) == (0, "TEX-PASS-1")
 
-    def test_maintenance_moves_it_with_a_reason(self, site: SmallSite, nightferry: Command) -> None:
+    def test_maintenance_moves_it_with_a_reason(self, site: CommandSite, nightferry: Command) -> None:
         ungated = ("cluster", "move", BACK, "--ungated", "--to", "TEX-PASS-2", "--json")
         assert nightferry(site, *ungated).code == 2
         dry = nightferry(site, *ungated, "--reason", "new disk", "--dry-run")
@@ -295,7 +295,7 @@ class TestTheGate:
 class TestBeforeTheFirstNight:
     """A site that was never backed up."""
 
-    def test_everything_says_that_there_is_nothing_yet(self, site: SmallSite, nightferry: Command) -> None:
+    def test_everything_says_that_there_is_nothing_yet(self, site: CommandSite, nightferry: Command) -> None:
         assert "no run yet" in nightferry(site, "runs").out
         assert "no image yet" in nightferry(site, "images").out
         assert "no copy to read" in nightferry(site, "verify").out
@@ -336,13 +336,15 @@ class TestThePath:
         assert (done.returncode, done.stderr) == (0, "[]\n")
         assert "restore" in done.stdout
 
-    def test_errors_and_results_are_the_same_as_in_here(self, kept_night: SmallSite, tmp_path: Path) -> None:
+    def test_errors_and_results_are_the_same_as_in_here(
+        self, kept_night: CommandSite, tmp_path: Path
+    ) -> None:
         listed = process(kept_night.file, "images", "--json", cwd=tmp_path)
         assert (listed.code, len(listed.document["images"])) == (0, 3)
         assert process(kept_night.file, "images", "--store", "SG1/x", "--json").error["exit_code"] == 2
 
     def test_the_site_is_found_by_the_environment_or_asked_for(
-        self, kept_night: SmallSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, kept_night: CommandSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("NIGHTFERRY_SITE", str(kept_night.file))
         found = process(None, "status", cwd=tmp_path)
@@ -354,7 +356,7 @@ class TestThePath:
 
     @pytest.mark.parametrize("noun", ["restore", "media", "gate", "cluster", "selection"])
     def test_a_noun_alone_is_help_for_people_and_an_error_for_programs(
-        self, kept_night: SmallSite, nightferry: Command, noun: str
+        self, kept_night: CommandSite, nightferry: Command, noun: str
     ) -> None:
         human = nightferry(kept_night, noun)
         assert human.code == 0

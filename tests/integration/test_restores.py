@@ -17,16 +17,16 @@ from nightferry.ops import restore as ops
 from nightferry.ops.room import free_staging
 from nightferry.transfer.base import ByteReader
 from tests.conftest import needs
-from tests.support.small_site import BACK, SOURCES, Command, SmallSite, make_site, process
+from tests.support.command_site import BACK, SOURCES, Command, CommandSite, build_site, process
 
 MIB = 1 << 20
 LETTER = ("restore", "files", "SG1/priv1", "in/letter.txt")
 
 
 @pytest.fixture(scope="session")
-def two_nights(tmp_path_factory: pytest.TempPathFactory) -> SmallSite:
+def two_nights(tmp_path_factory: pytest.TempPathFactory) -> CommandSite:
     """A site after two nights; the letter says what night it was."""
-    site = make_site(tmp_path_factory.mktemp("two") / "site")
+    site = build_site(tmp_path_factory.mktemp("two") / "site")
     for said in ("first night", "second night"):
         (site.priv1 / "in" / "letter.txt").write_text(said)
         site.night(new=True)
@@ -44,13 +44,13 @@ def same_trees(one: Path, other: Path, *options: str) -> None:
 
 class TestWhichImage:
     def test_the_newest_whole_image_is_the_default(
-        self, two_nights: SmallSite, nightferry: Command, tmp_path: Path
+        self, two_nights: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         assert nightferry(two_nights, *LETTER, "--to", tmp_path).code == 0
         assert content(tmp_path) == {"in/letter.txt": b"second night"}
 
     def test_as_of_is_site_time_and_the_instant_it_came_to_is_told(
-        self, two_nights: SmallSite, nightferry: Command, tmp_path: Path
+        self, two_nights: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         with two_nights.opened() as here:
             newest, oldest = here.catalog.images("SG1", "priv1")
@@ -70,7 +70,7 @@ class TestWhichImage:
         )
         assert ran.document["image"] == newest.image
 
-    def test_an_image_is_named(self, two_nights: SmallSite, nightferry: Command, tmp_path: Path) -> None:
+    def test_an_image_is_named(self, two_nights: CommandSite, nightferry: Command, tmp_path: Path) -> None:
         oldest = nightferry(two_nights, "images", "--store", "SG1/priv1", "--json").document["images"][-1]
         assert nightferry(two_nights, *LETTER, "--to", tmp_path, "--image", oldest["image"]).code == 0
         assert content(tmp_path) == {"in/letter.txt": b"first night"}
@@ -88,7 +88,7 @@ class TestWhichImage:
         ],
     )
     def test_what_there_is_not_is_told(
-        self, two_nights: SmallSite, nightferry: Command, tmp_path: Path, options: list[str], said: str
+        self, two_nights: CommandSite, nightferry: Command, tmp_path: Path, options: list[str], said: str
     ) -> None:
         ran = nightferry(two_nights, *LETTER, "--to", tmp_path / "r", *options, "--json")
         assert ran.code == 2
@@ -106,7 +106,7 @@ class TestWhichCopy:
     @pytest.mark.parametrize("option", ["--copy", "--from"])
     @pytest.mark.parametrize("place", ["staging", "tape", "objects"])
     def test_every_place_gives_the_same_back(
-        self, kept_night: SmallSite, nightferry: Command, tmp_path: Path, place: str, option: str
+        self, kept_night: CommandSite, nightferry: Command, tmp_path: Path, place: str, option: str
     ) -> None:
         ran = nightferry(
             kept_night, "restore", "store", "SG1/priv1", "--to", tmp_path, option, place, "--json"
@@ -115,7 +115,7 @@ class TestWhichCopy:
         same_trees(kept_night.priv1, tmp_path, "--exclude=*.tmp")
 
     def test_a_place_that_is_none_is_told_with_those_there_are(
-        self, kept_night: SmallSite, nightferry: Command, tmp_path: Path
+        self, kept_night: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         ran = nightferry(kept_night, *LETTER, "--to", tmp_path, "--copy", "stagign", "--json")
         assert ran.code == 2
@@ -123,7 +123,7 @@ class TestWhichCopy:
         assert "staging" in ran.error["hint"]
 
     def test_without_staging_the_nearest_copy_comes_first_and_the_next_takes_over(
-        self, site: SmallSite, nightferry: Command, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         site.night()
         site.night(new=True)
@@ -151,7 +151,7 @@ class TestWhichCopy:
         assert not (tmp_path / "d").exists()
 
     def test_one_file_of_a_large_image_costs_little_reading(
-        self, site: SmallSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         with (site.priv1 / "big").open("wb") as big:
             for _ in range(63):
@@ -207,7 +207,7 @@ def _flip(path: Path, at: int) -> None:
 
 class TestWhatIsThereAlready:
     def test_never_lists_it_and_leaves_it(
-        self, kept_night: SmallSite, nightferry: Command, tmp_path: Path
+        self, kept_night: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         (tmp_path / "in").mkdir()
         (tmp_path / "in" / "letter.txt").write_text("mine")
@@ -221,7 +221,7 @@ class TestWhatIsThereAlready:
         assert [s["path"] for s in ran.document["skipped"]] == ["in/deep/large.bin", "in/letter.txt"]
 
     def test_older_replaces_what_is_older_and_names_what_is_not(
-        self, kept_night: SmallSite, nightferry: Command, tmp_path: Path
+        self, kept_night: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         for name, when in (("note.md", 1), ("in/letter.txt", 2**33)):
             (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -244,7 +244,7 @@ class TestWhatIsThereAlready:
         assert "is there and not older, left alone: in/letter.txt" in ran.out
 
     def test_always_replaces_and_an_inode_is_never_written_to(
-        self, kept_night: SmallSite, nightferry: Command, tmp_path: Path
+        self, kept_night: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         (tmp_path / "note.md").write_text("mine")
         os.link(tmp_path / "note.md", tmp_path / "elsewhere")
@@ -256,7 +256,7 @@ class TestWhatIsThereAlready:
 
     @pytest.mark.parametrize("place", ["tape", "objects", "staging"])
     def test_a_dry_run_says_what_it_takes_and_writes_nothing(
-        self, kept_night: SmallSite, nightferry: Command, tmp_path: Path, place: str
+        self, kept_night: CommandSite, nightferry: Command, tmp_path: Path, place: str
     ) -> None:
         target = tmp_path / "r"
         wanted = ("restore", "store", "SG1/priv1", "--to", target, "--copy", place, "--dry-run")
@@ -280,7 +280,7 @@ class TestWhatIsThereAlready:
 
 
 class TestOwners:
-    def test_owners_are_mapped(self, kept_night: SmallSite, nightferry: Command, tmp_path: Path) -> None:
+    def test_owners_are_mapped(self, kept_night: CommandSite, nightferry: Command, tmp_path: Path) -> None:
         if os.geteuid() != 0:
             pytest.skip("needs root to give files away")
         wanted = ("restore", "files", "SG1/priv1", "*.md", "--to", tmp_path)
@@ -292,7 +292,7 @@ class TestOwners:
 
     @pytest.mark.parametrize("pair", ["root", "=", "root=no-such-user", "root=:7"])
     def test_a_mapping_that_is_none_is_refused(
-        self, kept_night: SmallSite, nightferry: Command, tmp_path: Path, pair: str
+        self, kept_night: CommandSite, nightferry: Command, tmp_path: Path, pair: str
     ) -> None:
         wanted = ("restore", "files", "SG1/priv1", "*.md", "--to", tmp_path / "r")
         ran = nightferry(kept_night, *wanted, "--map-owner", pair, "--json")
@@ -301,7 +301,7 @@ class TestOwners:
         assert not (tmp_path / "r").exists()
 
     def test_devices_and_setuid_need_the_switch(
-        self, site: SmallSite, nightferry: Command, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         if os.geteuid() != 0:
             pytest.skip("needs root to make a device")
@@ -325,7 +325,7 @@ class TestInPlace:
     """Restoring beside the store, then exchanging by rename."""
 
     def test_yes_is_needed_and_nothing_happens_without(
-        self, kept_night: SmallSite, nightferry: Command
+        self, kept_night: CommandSite, nightferry: Command
     ) -> None:
         before = sorted(os.listdir(kept_night.priv1.parent))
         ran = nightferry(kept_night, "restore", "store", "SG1/priv1", "--in-place", "--json")
@@ -338,12 +338,12 @@ class TestInPlace:
 
     @pytest.mark.parametrize("options", [[], ["--to", "x", "--in-place"]])
     def test_where_to_is_said_once(
-        self, kept_night: SmallSite, nightferry: Command, options: list[str]
+        self, kept_night: CommandSite, nightferry: Command, options: list[str]
     ) -> None:
         assert nightferry(kept_night, "restore", "store", "SG1/priv1", *options, "--json").error["hint"]
 
     def test_a_directory_is_exchanged_and_the_old_content_stays(
-        self, site: SmallSite, nightferry: Command
+        self, site: CommandSite, nightferry: Command
     ) -> None:
         run = site.night().run
         wanted = content(site.priv1)
@@ -359,7 +359,7 @@ class TestInPlace:
         again = nightferry(site, "restore", "store", "SG1/priv1", "--in-place", "--yes", "--json")
         assert again.document["previous"] == f"{site.priv1}.before-{run}-2"
 
-    def test_a_store_that_is_gone_comes_back(self, site: SmallSite, nightferry: Command) -> None:
+    def test_a_store_that_is_gone_comes_back(self, site: CommandSite, nightferry: Command) -> None:
         site.night()
         wanted = content(site.priv1)
         del wanted["scrap.tmp"]
@@ -371,7 +371,7 @@ class TestInPlace:
         assert nightferry(site, "restore", "store", "SG1/ledger", "--in-place", "--yes").code == 0
         assert site.ledger.read_text() == "day,sum\n1,100\n"
 
-    def test_a_single_file_is_exchanged(self, site: SmallSite, nightferry: Command) -> None:
+    def test_a_single_file_is_exchanged(self, site: CommandSite, nightferry: Command) -> None:
         run = site.night().run
         site.ledger.write_text("spoiled")
         ran = nightferry(site, "restore", "store", "SG1/ledger", "--in-place", "--yes")
@@ -388,7 +388,7 @@ class TestInPlace:
 
     @needs("sqlite3")
     def test_a_database_is_exchanged_and_the_old_one_keeps_what_waits_in_its_log(
-        self, site: SmallSite, nightferry: Command, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         run = site.night().run
         _crash_with_a_log(site.mailbox)
@@ -402,7 +402,7 @@ class TestInPlace:
 
     @needs("sqlite3")
     def test_a_database_never_lands_beside_anothers_log(
-        self, site: SmallSite, nightferry: Command, tmp_path: Path
+        self, site: CommandSite, nightferry: Command, tmp_path: Path
     ) -> None:
         site.night()
         _crash_with_a_log(site.mailbox)
@@ -416,7 +416,7 @@ class TestInPlace:
         assert _sqlite(tmp_path / "r" / "mailbox.db", "pragma integrity_check") == "ok\n"
 
     def test_a_store_in_use_is_refused_and_the_user_of_it_named(
-        self, site: SmallSite, nightferry: Command
+        self, site: CommandSite, nightferry: Command
     ) -> None:
         site.night()
         for store, path in (("SG1/priv1", site.priv1 / "in" / "letter.txt"), ("SG2/mailbox", site.mailbox)):
@@ -441,7 +441,7 @@ class TestInPlace:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def test_a_copy_that_is_damaged_leaves_the_store_alone(
-        self, site: SmallSite, nightferry: Command
+        self, site: CommandSite, nightferry: Command
     ) -> None:
         site.night()
         before = content(site.priv1)
@@ -486,9 +486,9 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {str(SOURCES)!r})
 from nightferry.cli.app import main
-from tests.support.small_site import make_site
+from tests.support.command_site import build_site
 def night_and_back(folder):
-    site = make_site(folder / "site")
+    site = build_site(folder / "site")
     assert site.night().result == "whole"
     wanted = ["restore", "store", "SG1/priv1", "--to", str(folder / "r"), "--json"]
     return main(["--site", str(site.file), *wanted])
@@ -515,7 +515,7 @@ sys.exit(night_and_back(Path(sys.argv[1]) / "nobody"))
         shutil.rmtree(base)
 
 
-def test_a_restore_works_as_a_process_of_its_own(kept_night: SmallSite, tmp_path: Path) -> None:
+def test_a_restore_works_as_a_process_of_its_own(kept_night: CommandSite, tmp_path: Path) -> None:
     ran = process(kept_night.file, *LETTER, "--to", str(tmp_path / "r"), "--json")
     assert ran.code == 0
     assert ran.document["files"] == 1

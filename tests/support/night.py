@@ -6,42 +6,83 @@ from nightferry.errors import NightferryError
 from nightferry.model.records import RunRecord
 from nightferry.ops import gate, move, room, run, stage, stream
 from nightferry.ops.opened import OpenSite
-from nightferry.progress import QUIET, Cancel
+from nightferry.ops.report import night_result
+from nightferry.progress import QUIET, Cancel, Progress
 
 
-def stage_one(opened: OpenSite, back_group: str, **options: object) -> RunRecord:
+def stage_one(
+    opened: OpenSite,
+    back_group: str,
+    progress: Progress = QUIET,
+    cancel: Cancel | None = None,
+    **options: object,
+) -> RunRecord:
     """Begins or continues the run, stages every due store, seals; failures are recorded, not raised."""
-    cancel = Cancel()
-    with run.run_lock(opened, back_group, progress=QUIET, cancel=cancel):
+    cancel = cancel or Cancel()
+    with run.run_lock(opened, back_group, progress=progress, cancel=cancel) as lock:
         begun = run.begin_run(opened, back_group, **options)  # type: ignore[arg-type]
         record = begun.run
-        if begun.finished or gate.look(opened, record).state == "open":
+        lock.name_run(record.run)
+        if begun.finished:
             return record
-        move.to_active(opened, record, progress=QUIET, cancel=cancel)
+        if gate.look(opened, record).state == "open" and not stage.lost_images(opened, record):
+            return record
+        move.to_active(opened, record, progress=progress, cancel=cancel)
+        record = run.set_state(opened, record, state="staging")
         for group, store in run.due_stores(record):
             try:
-                stage.stage_store(opened, record, group, store, progress=QUIET, cancel=cancel)
+                stage.stage_store(opened, record, group, store, progress=progress, cancel=cancel)
             except NightferryError as error:
                 stage.record_failure(opened, record, group, store, error, 1)
         gate.write_seal(opened, record)
         return opened.catalog.run(record.run)
 
 
-def stage_two(opened: OpenSite, record: RunRecord) -> None:
-    """Gate, move, every owed copy, free."""
-    cancel = Cancel()
-    with run.run_lock(opened, record.back_group, progress=QUIET, cancel=cancel):
-        move.to_passive(opened, record, progress=QUIET, cancel=cancel)
+def stage_two(
+    opened: OpenSite, record: RunRecord, progress: Progress = QUIET, cancel: Cancel | None = None
+) -> None:
+    """Gate, move, every owed copy, free. A copy that fails stops no other one.
+
+    A request to drain ends it between two images. The run ends only when nothing of it is owed.
+
+    Raises:
+        NightferryError: the first copy's, when everything else is done.
+    """
+    cancel = cancel or Cancel()
+    with run.run_lock(opened, record.back_group, progress=progress, cancel=cancel) as lock:
+        lock.name_run(record.run)
+        move.to_passive(opened, record, progress=progress, cancel=cancel)
+        record = run.set_state(opened, record, state="streaming")
+        failed: list[NightferryError] = []
         with opened.disk(record.back_group).read_lease("stage two"):
             for owed in stream.owed(opened, record.back_group):
-                stream.stream_image(opened, owed.image, owed.destination, progress=QUIET, cancel=cancel)
+                if opened.drain_requested(record.back_group):
+                    break
+                try:
+                    stream.stream_image(
+                        opened, owed.image, owed.destination, progress=progress, cancel=cancel
+                    )
+                except NightferryError as error:
+                    failed.append(error)
             room.free_staging(opened, record.back_group)
-        run.end_run(opened, record, "whole")
+        result = night_result(opened, record)
+        if opened.drain_requested(record.back_group):
+            run.set_state(opened, record, state="drained", result="partial")
+        elif not result.missing_copies:
+            run.end_run(opened, record, "whole" if result.is_whole else "partial")
+        if failed:
+            raise failed[0]
 
 
-def night(opened: OpenSite, back_group: str, **options: object) -> RunRecord:
+def night(
+    opened: OpenSite,
+    back_group: str,
+    progress: Progress = QUIET,
+    cancel: Cancel | None = None,
+    **options: object,
+) -> RunRecord:
     """Both stages."""
-    record = stage_one(opened, back_group, **options)
+    record = stage_one(opened, back_group, progress, cancel, **options)
     if record.state != "ended":
-        stage_two(opened, record)
+        stage_two(opened, record, progress, cancel)
     return opened.catalog.run(record.run)

@@ -1,193 +1,178 @@
-"""A small real site: two storage groups on one BACK group, a virtual tape library, an object folder."""
+"""A small real site in a folder: tiny stores, one BACK disk, a virtual tape library and an object folder."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sqlite3
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.model.load import load_site
-from nightferry.model.records import RunRecord
 from nightferry.ops.opened import OpenSite
-from tests.support import night
 
-BACK = "TEX-BACK-1"
-SOURCES = Path(__file__).parents[2]
+BACK_GROUP = "TEX-BACK-1"
 
-SITE_FILE = """\
+_HEAD = """\
 schema = 1
+
 [site]
 name = "TEX"
-catalog = "{root}/catalog"
-timezone = "America/Chicago"
-restore_roots = ["{root}/restored"]
+catalog = "{home}/catalog"
+timezone = "UTC"
 
 [cluster]
 kind = "local"
 nodes = ["TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"]
 
 [staging]
-path = "{root}/backup"
-keep_free = "1 %"
+verify = "sample:100%"
+keep_free = "{keep_free}"
 
+[[back_groups]]
+name = "TEX-BACK-1"
+path = "{back}"
+on_overrun = "{on_overrun}"
+{more}"""
+
+_GROUP = """
 [[groups]]
-name = "SG1"
+name = "{name}"
 mail_group = "TEX-MAIL-1"
-start = "00:00"
-copies = ["tape", "objects"]
-{tolerate}
+back_group = "TEX-BACK-1"
+start = "20:00"
+copies = [{copies}]
+tolerate = {{ vanished = "any", changed = 0, unreadable = 0 }}
+"""
+
+_STORE = """
   [[groups.stores]]
-  name = "priv1"
+  name = "{store}"
   kind = "files"
-  path = "{root}/stores/priv1"
-  exclude = ["*.tmp"]
+  path = "{home}/stores/{group}/{store}"
+"""
 
-  [[groups.stores]]
-  name = "ledger"
-  kind = "files"
-  path = "{root}/stores/ledger.csv"
-
-[[groups]]
-name = "SG2"
-mail_group = "TEX-MAIL-1"
-start = "00:00"
-copies = ["tape", "objects"]
-
-  [[groups.stores]]
-  name = "mailbox"
-  kind = "sqlite"
-  path = "{root}/stores/mailbox.db"
-
+_TAPE = """
 [[destinations]]
 name = "tape"
 kind = "tape"
-library = {{ kind = "virtual", path = "{root}/vtl", drives = 1, slots = 4, cartridge_bytes = "256 MiB" }}
+library = {{ kind = "virtual", path = "{home}/vtl", drives = 2, slots = 6, cartridge_bytes = "{cartridge}" }}
 pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "1s" }}
+"""
 
+_FOLDER = """
 [[destinations]]
-name = "objects"
+name = "folder"
 kind = "fsspec"
-url = "file://{root}/objects"
+url = "file://{home}/objects"
 """
 
 
-@dataclass(frozen=True)
-class SmallSite:
-    """The site below ``root``; ``file`` is its site file."""
+class HandClock:
+    """Time that only passes when a test says so, or something waits."""
 
-    root: Path
+    def __init__(self, start: datetime = datetime(2026, 11, 10, 21, 0, tzinfo=UTC)) -> None:
+        self.time = start
+
+    def now(self) -> datetime:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time.timestamp()
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(timedelta(seconds=seconds))
+
+    def advance(self, span: timedelta) -> None:
+        self.time += span
+
+
+@dataclass
+class SmallSite:
+    """Where everything of the site lies. ``stores``: storage group → stores, in the site file's order."""
+
+    home: Path
+    stores: dict[str, tuple[str, ...]] = field(default_factory=lambda: {"SG1": ("a", "b")})
+    copies: tuple[str, ...] = ("tape", "folder")
+    cartridge: str = "16 MiB"
+    keep_free: str = "0 %"
+    on_overrun: str = "drain"
+    back: Path | None = None
+    more: str = ""
+    """TOML that goes before the storage groups."""
 
     @property
     def file(self) -> Path:
-        return self.root / "nightferry.toml"
+        return self.home / "nightferry.toml"
 
     @property
-    def priv1(self) -> Path:
-        return self.root / "stores" / "priv1"
+    def disk(self) -> Path:
+        return self.back or self.home / "back"
 
     @property
-    def ledger(self) -> Path:
-        return self.root / "stores" / "ledger.csv"
+    def objects(self) -> Path:
+        return self.home / "objects"
 
     @property
-    def mailbox(self) -> Path:
-        return self.root / "stores" / "mailbox.db"
+    def library(self) -> Path:
+        return self.home / "vtl"
 
-    def opened(self) -> OpenSite:
-        """The site as the verbs see it."""
-        return OpenSite(load_site(self.file))
+    def store(self, name: str) -> Path:
+        """``GROUP/STORE`` → its folder."""
+        return self.home / "stores" / name
 
-    def night(self, **options: object) -> RunRecord:
-        """Both stages, without Prefect."""
-        with self.opened() as here:
-            return night.night(here, BACK, **options)
+    @property
+    def names(self) -> list[str]:
+        """Every ``GROUP/STORE``."""
+        return [f"{group}/{store}" for group, stores in self.stores.items() for store in stores]
 
-    def edit(self, old: str, new: str) -> None:
-        """Replaces a text of the site file, which must be there."""
-        text = self.file.read_text()
-        assert old in text
-        self.file.write_text(text.replace(old, new))
+    def build(self) -> SmallSite:
+        """Writes the site file and fills the stores; what is there already is kept."""
+        self.disk.mkdir(exist_ok=True)
+        self.write_file()
+        for number, name in enumerate(self.names):
+            if not self.store(name).exists():
+                fill(self.store(name), seed=number, big=(1 << 20) + 4321 if number == 0 else 30_000)
+        return self
 
-    def image(self, store: str) -> str:
-        """The newest image of a store, by its name."""
-        with self.opened() as here:
-            return here.catalog.images(*store.split("/"))[0].image
-
-
-def make_site(root: Path, *, tolerate: str = "") -> SmallSite:
-    """Writes the site file and its stores; nothing is backed up yet."""
-    site = SmallSite(root)
-    for folder in ("stores", "backup", "objects", "restored", "catalog"):
-        (root / folder).mkdir(parents=True, mode=0o755)
-    site.file.write_text(SITE_FILE.format(root=root, tolerate=tolerate))
-    site.file.chmod(0o600)
-    bytes_of = random.Random(7)
-    (site.priv1 / "in" / "deep").mkdir(parents=True)
-    (site.priv1 / "in" / "letter.txt").write_text("dear reader\n")
-    (site.priv1 / "in" / "deep" / "large.bin").write_bytes(bytes_of.randbytes(3_000_001))
-    (site.priv1 / "note.md").write_text("# note\n")
-    (site.priv1 / "scrap.tmp").write_text("not kept\n")
-    site.ledger.write_text("day,sum\n1,100\n")
-    with sqlite3.connect(site.mailbox) as database:
-        database.execute("create table mail (id integer primary key, body text)")
-        database.executemany(
-            "insert into mail (body) values (?)", [(f"message {n}" * 20,) for n in range(500)]
+    def write_file(self, **changes: Any) -> None:
+        """(Re)writes the site file, after changing fields of this object."""
+        for key, value in changes.items():
+            setattr(self, key, value)
+        text = _HEAD.format(
+            home=self.home,
+            back=self.disk,
+            keep_free=self.keep_free,
+            on_overrun=self.on_overrun,
+            more=self.more,
         )
-    database.close()
-    return site
+        for group, stores in self.stores.items():
+            text += _GROUP.format(name=group, copies=", ".join(f'"{c}"' for c in self.copies))
+            text += "".join(_STORE.format(home=self.home, group=group, store=store) for store in stores)
+        text += _TAPE.format(home=self.home, cartridge=self.cartridge) if "tape" in self.copies else ""
+        text += _FOLDER.format(home=self.home) if "folder" in self.copies else ""
+        self.file.write_text(text)
+        self.file.chmod(0o600)
 
+    def open(self, clock: Clock = SYSTEM_CLOCK) -> OpenSite:
+        return OpenSite(load_site(self.file), clock=clock)
 
-@dataclass(frozen=True)
-class Ran:
-    """What one command said."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The one JSON document on stdout; anything else there fails."""
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
+    def staged(self) -> dict[str, tuple[int, int]]:
+        """The images on staging: name → (inode, mtime in ns)."""
+        found = {}
+        for tar in sorted(self.disk.glob("*/*/*.tar")):
+            status = tar.stat()
+            found[tar.name.removesuffix(".tar")] = (status.st_ino, status.st_mtime_ns)
         return found
 
-    @property
-    def error(self) -> dict[str, Any]:
-        """The error document; its exit code is the process's."""
-        error = self.document["error"]
-        assert set(error) >= {"exit_code", "message", "hint", "subject"}
-        assert error["exit_code"] == self.code
-        assert error["message"]
-        assert error["hint"]
-        return dict(error)
 
-
-Command = Callable[..., Ran]
-
-
-def process(site: Path | None, *arguments: str, **options: Any) -> Ran:
-    """One command as a process of its own."""
-    named = ["--site", str(site)] if site else []
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from nightferry.cli.app import main; sys.exit(main())",
-            *named,
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(SOURCES), **options.pop("env", {})},
-        **options,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
+def fill(store: Path, *, seed: int = 0, big: int = (1 << 20) + 4321) -> None:
+    """A store of four files, a folder and a symbolic link; one file has ``big`` bytes."""
+    content = random.Random(seed)
+    (store / "deep").mkdir(parents=True)
+    (store / "big.bin").write_bytes(content.randbytes(big))
+    (store / "deep" / "letter.txt").write_bytes(content.randbytes(700))
+    (store / "empty").touch()
+    (store / "link").symlink_to("deep/letter.txt")
+    (store / "caf\udce9").write_bytes(b"not UTF-8 by name")

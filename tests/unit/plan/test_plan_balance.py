@@ -26,7 +26,13 @@ def test_a_prediction_without_lanes_or_rate_is_refused() -> None:
 
 def test_large_and_unknown_stores_are_tasks_of_their_own() -> None:
     sizes = {"big": 900 * MIB, "edge": 64 * MIB, "small": 64 * MIB - 1, "tiny": 0, "new": None}
-    assert batches(sizes) == [("new",), ("big",), ("edge",), ("small", "tiny")]
+    assert batches(sizes, few=0) == [("new",), ("big",), ("edge",), ("small", "tiny")]
+
+
+def test_few_small_stores_are_tasks_of_their_own() -> None:
+    sizes = {f"s{i:03}": i for i in range(16)}
+    assert batches(sizes) == [(name,) for name in sorted(sizes, reverse=True)]
+    assert len(batches(sizes | {"s016": 16})) == 1
 
 
 def test_small_stores_are_batched_evenly_up_to_fifty() -> None:

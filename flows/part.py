@@ -1,0 +1,49 @@
+"""A part of the night as a subflow, or without one: the server shows the night, it does not carry it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import httpx
+from prefect import Flow
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.states import Completed, Failed
+
+from nightferry.errors import NightferryError
+
+log = logging.getLogger(__name__)
+
+SERVER_AWAY = (httpx.TransportError, PrefectHTTPStatusError)
+"""What Prefect's engine raises, past a flow's own state, when its server does not answer or cannot work."""
+
+
+def part(flow: Flow[..., Any], *arguments: Any, **options: Any) -> State[Any]:
+    """Runs a subflow and returns its final state.
+
+    When the server is away, Prefect can neither begin nor end a subflow. Then the same steps run as steps of the
+    calling flow, with the subflow's own threads. What the subflow had done already is found in the records, as in
+    every rerun.
+    """
+    try:
+        return flow(*arguments, **options, return_state=True)
+    except SERVER_AWAY as error:
+        log.warning("the Prefect server is away (%s); %s goes on without being shown", error, flow.name)
+    calling = FlowRunContext.get()
+    if calling is None:
+        raise RuntimeError(f"{flow.name} is a part of a flow and was called outside of one")
+    with flow.task_runner.duplicate() as runner, calling.model_copy(update={"task_runner": runner}):
+        try:
+            ended = flow.fn(*arguments, **options)
+        except NightferryError as error:
+            # As of a subflow, the failure is its state.
+            return Failed(message=str(error), data=error)
+    return ended if isinstance(ended, State) else Completed(message=f"{flow.name} ended")
+
+
+def require_success(state: State[Any]) -> None:
+    """Raises what a part of the night failed with."""
+    if not state.is_completed():
+        state.result()

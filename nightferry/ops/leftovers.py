@@ -1,0 +1,109 @@
+"""What killed processes left on a BACK disk: cleared, or taken over, before the next run works there.
+
+Only names that this program gives are ever touched. Call it under the run lock: then nobody else stages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nightferry.errors import ConfigError
+from nightferry.model.names import parse_image_name
+from nightferry.model.records import ImageRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.room import DAMAGED, remove_staged, side_path
+from nightferry.ops.stage import adopt, is_safe
+from nightferry.progress import QUIET
+from nightferry.transfer.durable import DRAFT_PREFIX
+
+log = logging.getLogger(__name__)
+
+_PARTIAL = ".tar.partial"
+_SET_ASIDE = f".tar{DAMAGED}"
+_ENDINGS = (_PARTIAL, _SET_ASIDE, ".tar", ".chunks", ".meta.json")
+
+
+def clear_leftovers(opened: OpenSite, back_group: str) -> None:
+    """Gives back the room of what is of no use, and takes over what is.
+
+    - Scratch files, half-written images and side files without their image are removed.
+    - An image that was freed on record, and not on the disk, is removed; so is one that was set aside because
+      it was damaged, when its store has a newer whole one.
+    - A whole image that nobody lived to record is recorded, after every byte was checked: even if its own run
+      is never continued, it is a backup of that night.
+    """
+    _clear_scratch(opened, back_group)
+    disk = Path(opened.site.back_group(back_group).path)
+    for draft in disk.glob(f"[!.]*/[!.]*/{DRAFT_PREFIX}*"):
+        draft.unlink(missing_ok=True)
+    for path in _staged_files(disk):
+        image, ending = _split(path.name)
+        tar = path.with_name(f"{image}.tar")
+        if ending == _SET_ASIDE:
+            if _is_outdated(opened, image):
+                path.unlink(missing_ok=True)
+        elif ending != ".tar":
+            if ending == _PARTIAL or not tar.exists():
+                path.unlink(missing_ok=True)
+                log.info("removed %s, which an interrupted run left", path.name)
+        elif opened.catalog.freed(image):
+            remove_staged(tar)
+        elif opened.catalog.latest(ImageRecord, image) is None and side_path(tar, "meta.json").exists():
+            adopt(opened, tar, QUIET)
+
+
+def _is_outdated(opened: OpenSite, image: str) -> bool:
+    """Whether the store has a sound image as new as this one, or newer."""
+    name, known = parse_image_name(image), opened.catalog.latest(ImageRecord, image)
+    return known is None or any(
+        other.state == "whole" and other.started >= known.started and is_safe(opened, other)
+        for other in opened.catalog.images(name.group, name.store)
+    )
+
+
+def _clear_scratch(opened: OpenSite, back_group: str) -> None:
+    for left in opened.scratch_folder(back_group).iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif not _is_in_use(left):
+            left.unlink(missing_ok=True)
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether a living process holds it: a copy is re-made beside a run (``OpenSite.scratch``)."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _staged_files(disk: Path) -> Iterator[Path]:
+    """Files that bear an image's name, two folders below the disk's top."""
+    for path in sorted(disk.glob("[!.]*/[!.]*/*")):
+        image, ending = _split(path.name)
+        if ending and _is_image_name(image):
+            yield path
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A staged file's name → (image, ending); no ending when it is none of ours."""
+    for ending in _ENDINGS:
+        if name.endswith(ending):
+            return name.removesuffix(ending), ending
+    return name, ""
+
+
+def _is_image_name(text: str) -> bool:
+    try:
+        parse_image_name(text)
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,263 @@
+"""Nights through Prefect: what they come to, what the run graph shows, what a rerun does."""
+
+import errno
+import json
+import subprocess
+
+import pytest
+
+from nightferry.errors import StoreUnreadable
+from nightferry.ops import stage
+from tests.support.prefect_site import BACK, subflows, task_runs, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes opening a store fail: ``failing("SG1/priv1", error, times)``; returns the list of its attempts."""
+
+    def install(store, error, times=99):
+        attempts = []
+        real = stage.open_source
+
+        def open_source(definition, scratch):
+            if definition.name == store.split("/")[1]:
+                attempts.append(store)
+                if len(attempts) <= times:
+                    raise error()
+            return real(definition, scratch)
+
+        monkeypatch.setattr(stage, "open_source", open_source)
+        return attempts
+
+    return install
+
+
+def states(site, image):
+    return {c.destination: c.state for c in site.opened().catalog.copies(image)}
+
+
+def test_a_whole_night_ends_completed_and_its_graph_reads_like_the_night(site):
+    state = site.night()
+
+    assert (state.type.name, state.name) == ("COMPLETED", "Completed")
+    assert "3 of 3 stores whole" in state.message
+    run = site.opened().catalog.runs(BACK)[0]
+    assert (run.state, run.result) == ("ended", "whole")
+    for image in site.opened().catalog.images(run=run.run):
+        assert states(site, image.image) == {"tape": "verified", "objects": "verified"}
+
+    night = state.state_details.flow_run_id
+    parts = until(lambda: len(found := subflows(night)) == 3 and found)
+    assert set(parts) == {f"stage one of {run.run}", f"move {BACK}", f"stage two of {BACK}"}
+    assert {f"{BACK} to the active node", f"seal {run.run}", f"gate {BACK}"} <= set(task_runs(night))
+    staged = parts[f"stage one of {run.run}"]["id"]
+    expected = {"stage SG1/priv1", "stage SG1/priv2", "stage SG2/shares"}
+    until(lambda: set(task_runs(staged)) >= expected)
+    streams = subflows(parts[f"stage two of {BACK}"]["id"])
+    assert set(streams) == {f"{BACK} to tape", f"{BACK} to objects"}
+    copies = {"SG1/priv1 to tape", "SG1/priv2 to tape", "SG2/shares to tape", "catalog to tape"}
+    until(lambda: set(task_runs(streams[f"{BACK} to tape"]["id"])) >= copies)
+
+
+def test_the_command_line_gives_the_contracts_document_and_says_when_a_window_is_finished(site):
+    done = site.cli("backup", "--json")
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["run"] in document["runs"]
+    assert document["gate"] == "open"
+    assert document["gates"] == [
+        {"back_group": BACK, "state": "open", "missing": [], "moved_to": "TEX-PASS-1"}
+    ]
+    assert document["failed"] == []
+    assert {f"{i['group']}/{i['store']}" for i in document["images"]} == {
+        "SG1/priv1",
+        "SG1/priv2",
+        "SG2/shares",
+    }
+    for image in document["images"]:
+        assert image["state"] == "whole"
+        assert {c["destination"]: c["state"] for c in image["copies"]} == {
+            "tape": "verified",
+            "objects": "verified",
+        }
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {line["progress"] for line in lines} == {"begin", "advance", "end", "say"}
+
+    again = site.cli("backup")
+    assert again.returncode == 0
+    assert "is finished; repeat it with --new" in again.stderr
+    assert "Traceback" not in again.stderr
+    newer = site.night(new=True)
+    assert newer.is_completed()
+    assert [r.run for r in site.opened().catalog.runs(BACK)] == [f"{document['run']}-2", document["run"]]
+
+
+def test_a_retryable_error_is_tried_again_and_the_night_is_whole(site, failing):
+    attempts = failing("SG1/priv1", lambda: StoreUnreadable("not now"), times=2)
+    state = site.night()
+    assert state.is_completed()
+    assert len(attempts) == 3
+    assert site.opened().catalog.failures(site.opened().catalog.runs(BACK)[0].run) == []
+
+
+def test_a_store_that_stays_unreadable_holds_the_gate_and_its_retry_ends_the_night(
+    site, failing, monkeypatch
+):
+    attempts = failing("SG1/priv2", lambda: StoreUnreadable("not now"))
+    state = site.night()
+    assert (state.type.name, state.name) == ("FAILED", "GateHeld")
+    assert "SG1/priv2" in state.message
+    assert len(attempts) == 3
+    here = site.opened()
+    run = here.catalog.runs(BACK)[0]
+    assert run.state == "held"
+    [failure] = here.catalog.failures(run.run)
+    assert failure.attempts == 3
+    assert here.catalog.copies(f"{run.run}.SG1.priv1.L0") == []
+    assert here.held == {}
+
+    monkeypatch.undo()
+    kept = {p: p.stat().st_mtime_ns for p in (site.here / "backup").rglob("*.tar")}
+    retried = site.cli("gate", "retry", run.run, "--json")
+    assert retried.returncode == 0, retried.stderr
+    document = json.loads(retried.stdout)
+    assert (document["gate"], document["failed"]) == ("open", [])
+    assert len(document["images"]) == 3
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+
+
+@pytest.mark.parametrize(
+    "error", [lambda: OSError(errno.ENOSPC, "No space left on device"), lambda: ValueError("a fault of ours")]
+)
+def test_what_no_retry_can_help_is_tried_once(site, failing, error):
+    attempts = failing("SG1/priv1", error)
+    state = site.night(stores=["SG1/priv1"])
+    assert state.name == "GateHeld"
+    assert attempts == ["SG1/priv1"]
+
+
+def test_a_store_that_does_not_fit_is_tried_once_and_the_command_exits_50_without_a_traceback(site, tmp_path):
+    from tests.support.prefect_site import NightSite
+
+    full = NightSite.make(tmp_path / "full", keep_free="100 %")
+    done = full.cli("backup", "--json")
+    assert done.returncode == 50, done.stderr
+    document = json.loads(done.stdout)
+    assert document["gate"] == "held"
+    assert document["gates"][0]["missing"] == ["SG1/priv1", "SG1/priv2", "SG2/shares"]
+    assert {f["store"] for f in document["failed"]} == {"SG1/priv1", "SG1/priv2", "SG2/shares"}
+    assert "Traceback" not in done.stderr
+    here = full.opened()
+    run = here.catalog.runs(BACK)[0]
+    assert {f.attempts for f in here.catalog.failures(run.run)} == {1}
+    assert list((full.here / "backup").rglob("*.partial")) == []
+
+
+def test_an_approval_by_command_line_sends_the_night_on(site, failing):
+    failing("SG2/shares", lambda: OSError(errno.EIO, "Input/output error"))
+    assert site.night().name == "GateHeld"
+    run = site.opened().catalog.runs(BACK)[0].run
+    shown = site.cli("gate", "show", run)
+    assert shown.returncode == 50
+    assert "Input/output error" in shown.stdout
+
+    approved = site.cli(
+        "gate", "approve", run, "--store", "SG2/shares", "--reason", "rebuilt anyway", "--json"
+    )
+    # The night went on; what was left out is still named and never green.
+    assert approved.returncode == 3, approved.stderr
+    document = json.loads(approved.stdout)
+    assert (document["state"], document["gate"]) == ("Partial", "open")
+    assert states(site, f"{run}.SG1.priv1.L0") == {"tape": "verified", "objects": "verified"}
+    assert site.opened().catalog.runs(BACK)[0].state == "ended"
+
+
+def test_an_approval_by_flow_sends_the_night_on(site, failing):
+    from flows.gate import approve_gate
+
+    failing("SG2/shares", lambda: OSError(errno.EIO, "Input/output error"))
+    assert site.night().name == "GateHeld"
+    run = site.opened().catalog.runs(BACK)[0].run
+    state = approve_gate(site.block(), run, ["SG2/shares"], "rebuilt anyway", return_state=True)
+    assert (state.type.name, state.name) == ("FAILED", "Partial")
+    assert states(site, f"{run}.SG1.priv2.L0") == {"tape": "verified", "objects": "verified"}
+
+
+def test_an_approval_given_beforehand_opens_the_gate(site, failing):
+    failing("SG1/priv1", lambda: OSError(errno.EIO, "Input/output error"))
+    state = site.night(accept_partial=["SG1/priv1"], reason="its disk is being replaced")
+    assert state.name == "Partial"
+    run = site.opened().catalog.runs(BACK)[0].run
+    assert [a.reason for a in site.opened().catalog.approvals(run)] == ["its disk is being replaced"]
+
+
+def test_a_destination_that_is_away_is_said_and_its_copies_are_delivered_later(site):
+    objects = site.here / "objects"
+    objects.rmdir()
+    objects.write_text("not a folder")
+    state = site.night()
+    assert (state.type.name, state.name) == ("FAILED", "CopyMissing")
+    run = site.opened().catalog.runs(BACK)[0].run
+    assert states(site, f"{run}.SG1.priv1.L0")["tape"] == "verified"
+
+    objects.unlink()
+    objects.mkdir()
+    later = site.night(stage="two")
+    assert later.is_completed(), later.message
+    assert states(site, f"{run}.SG1.priv1.L0") == {"tape": "verified", "objects": "verified"}
+
+
+def test_the_stages_run_apart(site):
+    assert site.night(stage="one").is_completed()
+    run = site.opened().catalog.runs(BACK)[0]
+    assert run.state == "sealed"
+    assert states(site, f"{run.run}.SG1.priv1.L0") == {}
+    assert site.night(stage="two").is_completed()
+    assert states(site, f"{run.run}.SG1.priv1.L0") == {"tape": "verified", "objects": "verified"}
+
+
+def test_stores_and_groups_narrow_a_night_and_the_rest_can_follow(site):
+    assert site.night(stores=["SG1/priv2"], stage="one").is_completed()
+    here = site.opened()
+    run = here.catalog.runs(BACK)[0].run
+    assert [i.store for i in here.catalog.images(run=run)] == ["priv2"]
+    assert site.night(groups=["SG2"]).is_completed()
+    assert {i.store for i in site.opened().catalog.images(run=run)} == {"priv2", "shares"}
+
+
+def test_a_second_backup_of_one_back_group_is_busy(site):
+    from nightferry.ops.run import window_now
+
+    here = site.opened()
+    lock = here.catalog.run_lock(BACK)
+    lock.acquire(run="elsewhere", window=window_now(here, BACK))
+    try:
+        done = site.cli("backup", "--json")
+    finally:
+        lock.release()
+    assert done.returncode == 10, done.stderr
+    assert json.loads(done.stdout)["error"]["exit_code"] == 10
+    assert "Traceback" not in done.stderr
+    assert here.catalog.runs(BACK) == []
+
+
+def test_a_flow_run_retry_of_a_held_night_is_cheap_and_goes_on(site, failing, monkeypatch):
+    failing("SG1/priv1", lambda: OSError(errno.EIO, "Input/output error"))
+    state = site.night()
+    assert state.name == "GateHeld"
+    monkeypatch.undo()
+    before = {p: p.stat().st_mtime_ns for p in (site.here / "backup").rglob("*.tar")}
+    assert len(before) == 2
+    site.night()
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+def test_gnu_tar_lists_what_the_night_staged(site):
+    assert site.night(stage="one", stores=["SG1/priv1"]).is_completed()
+    [image] = (site.here / "backup").rglob("*.tar")
+    listed = subprocess.run(["tar", "-tf", image], capture_output=True, text=True, check=True)
+    assert "mail.txt" in listed.stdout.splitlines()
+    assert listed.stderr == ""

@@ -1,0 +1,219 @@
+"""A flipped byte: never copied, never restored, always marked; the next copy steps in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightferry.errors import CopyMissing, DestinationError, IntegrityError, MediumDamaged
+from nightferry.model.records import ImageRecord
+from nightferry.ops import restore, verify
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.report import night_result
+from nightferry.ops.restore import Restored
+from nightferry.ops.status import status
+from nightferry.progress import QUIET, Cancel
+from tests.support import night
+from tests.support.outside import compare_tar, compare_tree, folder_copies, tape_copies
+from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
+
+MakeSite = Callable[..., SmallSite]
+
+
+class Spoken:
+    """A progress sink that keeps what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def begin(self, subject: str, phase: str, total_bytes: int | None = None) -> None: ...
+    def advance(self, subject: str, done_bytes: int, current: str = "") -> None: ...
+    def end(self, subject: str, result: str) -> None: ...
+
+    def say(self, text: str, subject: str = "") -> None:
+        self.said.append(text)
+
+
+def flip(path: Path, at: int = 700_000) -> None:
+    """Turns over one byte, at an offset that lies inside the large file of store SG1/a."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0xFF]))
+
+
+def copy_at(site: SmallSite, destination: str, image: str) -> Path:
+    """The file that holds an image's bytes at a destination."""
+    if destination == "folder":
+        return folder_copies(site.objects)[image]
+    return [copy.data for copy in tape_copies(site.library) if copy.image == image][-1]
+
+
+def newest(opened: OpenSite, store: str = "a") -> ImageRecord:
+    return restore.find_image(opened, "SG1", store)
+
+
+def states(opened: OpenSite, image: str) -> dict[str, str]:
+    opened.catalog.refresh()
+    return {copy.destination: copy.state for copy in opened.catalog.copies(image)}
+
+
+def bring_back(opened: OpenSite, to: Path, copy: str | None = None, sink: Spoken | None = None) -> Restored:
+    plan = restore.plan_restore(opened, newest(opened), [], to, copy=copy)
+    return restore.restore(opened, plan, progress=sink or QUIET, cancel=Cancel())
+
+
+def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        image = newest(opened)
+        flip(opened.staged_path(image))
+        with pytest.raises(IntegrityError, match="on staging is damaged: chunk 0"):
+            night.stage_two(opened, record)
+        result = night_result(opened, record)
+        assert (result.outcome, result.exit_code, result.lost) == ("CopyMissing", 30, (image.image,))
+        assert image.image not in folder_copies(site.objects)
+        assert image.image not in [copy.image for copy in tape_copies(site.library)]
+        assert "verified" not in states(opened, image.image).values()
+        assert set(states(opened, newest(opened, "b").image).values()) == {"verified"}
+        assert [(s.colour, s.reason) for s in status(opened)] == [("red", "no readable copy"), ("green", "")]
+        assert image.image not in site.staged()
+        with pytest.raises(CopyMissing):
+            bring_back(opened, tmp_path / "back")
+        before = site.staged()
+        # The night again stages that store anew, and that store alone; the damaged image goes when there is another.
+        again = night.night(opened, BACK_GROUP)
+        assert (again.run, again.result) == (record.run, "whole")
+        assert [s.colour for s in status(opened)] == ["green", "green"]
+        assert before.items() <= site.staged().items()
+        assert len(tape_copies(site.library)) == len(folder_copies(site.objects)) == 2
+        bring_back(opened, tmp_path / "back")
+        assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+        (left,) = site.disk.glob("SG1/a/*.damaged")
+        night.night(opened, BACK_GROUP, new=True)
+        assert not left.exists()
+
+
+def test_a_byte_flipped_on_staging_is_never_restored(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.stage_one(opened, BACK_GROUP)
+        flip(opened.staged_path(newest(opened)))
+        with pytest.raises(IntegrityError):
+            bring_back(opened, tmp_path / "back")
+        assert not [p for p in (tmp_path / "back").rglob("*") if p.name == "big.bin"]
+
+
+@pytest.mark.parametrize(("hurt", "other"), [("folder", "tape"), ("tape", "folder")])
+def test_a_byte_flipped_in_a_copy_is_found_marked_and_mended(
+    make_site: MakeSite, tmp_path: Path, hurt: str, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = newest(opened)
+        flip(copy_at(site, hurt, image.image))
+        found = {
+            (c.copy.image, c.copy.destination): (c.copy.state, c.exit_code)
+            for c in verify.verify_copies(opened, progress=QUIET, cancel=Cancel())
+        }
+        assert found.pop((image.image, hurt)) == ("damaged", 30)
+        assert set(found.values()) == {("verified", 0)}
+        assert "is damaged" in caplog.text
+        assert status(opened)[0].colour == "amber"
+        assert [p.source for p in restore.places_of(opened, image)] == ["staging", other]
+
+        missing = verify.missing_copies(opened, hurt)
+        assert [i.image for i in missing] == [image.image]
+        made = verify.remake_copy(opened, image, hurt, progress=QUIET, cancel=Cancel())
+        assert (made.state, made.epoch) == ("verified", 2)
+        assert compare_tar(copy_at(site, hurt, image.image), site.store("SG1/a")) == ""
+        assert status(opened)[0].colour == "green"
+        bring_back(opened, tmp_path / "back", hurt)
+        assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+
+
+@pytest.mark.parametrize(("hurt", "other"), [("folder", "tape"), ("tape", "folder")])
+def test_a_restore_goes_on_with_the_next_copy_and_says_so(
+    make_site: MakeSite, tmp_path: Path, hurt: str, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = newest(opened)
+        flip(copy_at(site, hurt, image.image))
+        flip(opened.staged_path(image), at=900_000)
+        plan = restore.plan_restore(opened, image, [], tmp_path / "back")
+        # Nearest first would be the folder: put the hurt one before the sound one, whichever it is.
+        places = sorted(plan.places, key=lambda place: ("staging", hurt, other).index(place.source))
+        sink = Spoken()
+        with caplog.at_level(logging.WARNING):
+            done = restore.restore(
+                opened,
+                restore.RestorePlan(image, tuple(places), plan.rows, plan.target),
+                progress=sink,
+                cancel=Cancel(),
+            )
+        assert (done.copy, done.damaged, done.is_complete) == (other, ("staging", hurt), True)
+        assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+        assert states(opened, image.image) == {hurt: "damaged", other: "verified"}
+        assert [text.split(" cannot give")[0] for text in sink.said] == ["staging", hurt]
+
+
+@pytest.mark.parametrize("hurt", ["folder", "tape"])
+def test_with_no_other_copy_nothing_is_left_looking_whole(
+    make_site: MakeSite, tmp_path: Path, hurt: str
+) -> None:
+    site = make_site(copies=(hurt,))
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = newest(opened)
+        flip(copy_at(site, hurt, image.image))
+        back = tmp_path / "back"
+        with pytest.raises(IntegrityError) as refused:
+            bring_back(opened, back, hurt)
+        assert refused.value.exit_code == 30
+        assert states(opened, image.image) == {hurt: "damaged"}
+        # Every file that has its name has its content, and what was being written has none.
+        left = [p for p in back.rglob("*") if p.is_file() and not p.is_symlink()]
+        assert all(p.read_bytes() == (site.store("SG1/a") / p.relative_to(back)).read_bytes() for p in left)
+        assert "big.bin" not in [p.name for p in left]
+
+
+@pytest.mark.parametrize(("hurt", "other"), [("folder", "tape"), ("tape", "folder")])
+def test_a_copy_that_was_cut_off_is_marked_by_the_restore_that_meets_it(
+    make_site: MakeSite, tmp_path: Path, hurt: str, other: str
+) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = newest(opened)
+        path = copy_at(site, hurt, image.image)
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 5000)
+        opened.close()  # the drive holds what it knew of the cartridge
+        with pytest.raises((MediumDamaged, IntegrityError)):
+            bring_back(opened, tmp_path / "never", hurt)
+        assert states(opened, image.image) == {hurt: "damaged", other: "verified"}
+        assert bring_back(opened, tmp_path / "back", other).is_complete
+        assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+
+
+def test_wrong_bytes_weigh_more_than_a_destination_that_is_away(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = newest(opened)
+        flip(copy_at(site, "folder", image.image))
+        opened.staged_path(image).unlink()
+        opened.close()
+        site.library.rename(site.home / "away")
+        with pytest.raises((IntegrityError, DestinationError)) as refused:
+            bring_back(opened, tmp_path / "back")
+        assert refused.value.exit_code == 30
+        assert states(opened, image.image) == {"folder": "damaged", "tape": "verified"}

@@ -1,0 +1,218 @@
+"""The gate opens on proof: what is missing, altered, or somebody else's keeps it shut."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from nightferry.errors import ConfigError, GateClosed, MoveFailed
+from nightferry.model.records import RunRecord
+from nightferry.ops import gate, move, run, stage
+from nightferry.ops.opened import OpenSite
+from nightferry.progress import QUIET, Cancel
+from tests.support import night
+from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
+
+MakeSite = Callable[..., SmallSite]
+
+
+def shut(opened: OpenSite, record: RunRecord, state: str, says: str) -> None:
+    """The gate is in this shut state, says why, and lets nothing by."""
+    view = gate.look(opened, record)
+    assert view.state == state
+    with pytest.raises(GateClosed, match=says) as refused:
+        night.stage_two(opened, record)
+    assert refused.value.exit_code == 50
+    assert opened.cluster.where(BACK_GROUP) == "TEX-ACTV-1"
+    assert opened.disk(BACK_GROUP).owner().node == "TEX-ACTV-1"  # type: ignore[union-attr]
+    assert opened.catalog.run(record.run).state == "held"
+
+
+def seal_file(site: SmallSite, record: RunRecord, number: int = 1) -> Path:
+    return site.disk / ".nightferry/seals" / record.run / f"seal.{number}.json"
+
+
+def test_a_store_that_fails_keeps_it_shut_however_much_time_passes(make_site: MakeSite) -> None:
+    site, clock = make_site(), HandClock()
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(clock) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        shut(opened, record, "held", "SG1/b is missing")
+        clock.advance(timedelta(days=9))
+        shut(opened, record, "held", "SG1/b is missing")
+        fill(site.store("SG1/b"))
+        shut(opened, record, "held", "SG1/b is missing")
+        continued = night.night(opened, BACK_GROUP, run=record.run)
+        assert (continued.run, continued.result) == (record.run, "whole")
+
+
+def test_a_partial_image_keeps_it_shut(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site()
+    # A file that is rewritten whenever it is read: "changed", of which none is tolerated.
+    unsteady = site.store("SG1/b") / "deep" / "letter.txt"
+    original = stage.ImageWriter._add_once
+
+    def disturbed(self: object, path: bytes, *rest: object) -> object:
+        done = original(self, path, *rest)  # type: ignore[arg-type]
+        if path.endswith(b"letter.txt") and unsteady.exists():
+            unsteady.write_bytes(unsteady.read_bytes() + b"!")
+            return done[0], False
+        return done
+
+    monkeypatch.setattr(stage.ImageWriter, "_add_once", disturbed)
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP, stores=["SG1/b"])
+        assert [i.state for i in opened.catalog.images()] == ["partial"]
+        shut(opened, record, "held", "SG1/b is partial .*1 changed")
+        gate.approve(opened, record, ["SG1/b"], "the letter does not matter")
+        assert gate.look(opened, record).state == "open"
+
+
+def test_an_approval_holds_for_the_seal_it_names_only(make_site: MakeSite) -> None:
+    site = make_site()
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        first = opened.catalog.seal(record.run)
+        assert first is not None
+        with pytest.raises(ConfigError, match="nothing to approve for SG1/a"):
+            gate.approve(opened, record, ["SG1/a"], "why not")
+        approval = gate.approve(opened, record, ["SG1/b"], "b is being moved")
+        assert approval.seal_digest == first.digest
+        assert gate.look(opened, record).state == "open"
+
+        # The whole image goes; staged again it is another one, and the new seal is not what was approved.
+        for left in site.disk.glob("SG1/a/*"):
+            left.unlink()
+        shutil.rmtree(site.store("SG1/a"))
+        fill(site.store("SG1/a"), seed=77)
+        stage.stage_store(opened, record, "SG1", "a", progress=QUIET, cancel=Cancel())
+        second = gate.write_seal(opened, record)
+        assert (second.number, second.digest == first.digest) == (2, False)
+        shut(opened, record, "held", "SG1/b is missing")
+        gate.approve(opened, record, ["SG1/b"], "still being moved")
+        assert gate.look(opened, record).state == "open"
+
+
+def test_a_seal_that_did_not_change_keeps_its_approval(make_site: MakeSite) -> None:
+    site, clock = make_site(), HandClock()
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(clock) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        gate.approve(opened, record, ["SG1/b"], "b is being moved")
+        clock.advance(timedelta(hours=1))
+        assert gate.write_seal(opened, record).number == 1
+        assert gate.look(opened, record).state == "open"
+
+
+def altered(path: Path) -> None:
+    content = json.loads(path.read_text())
+    content["stores"][0]["size_bytes"] += 1
+    path.write_text(json.dumps(content))
+
+
+def garbled(path: Path) -> None:
+    path.write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (altered, "not the catalog's seal"),
+        (garbled, "cannot read .*seal.1.json"),
+        (Path.unlink, "not the catalog's seal"),
+    ],
+)
+def test_a_seal_altered_or_removed_on_the_disk_closes_it(
+    make_site: MakeSite, harm: Callable[[Path], None], says: str
+) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        assert gate.look(opened, record).state == "open"
+        harm(seal_file(site, record))
+        shut(opened, record, "closed", says)
+
+
+def test_a_seal_from_another_disk_closes_it(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site()
+    other = SmallSite(tmp_path / "other")
+    other.home.mkdir()
+    other.build()
+    with other.open(HandClock()) as opened:
+        night.stage_one(opened, BACK_GROUP)
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        shutil.rmtree(site.disk)
+        shutil.copytree(other.disk, site.disk)
+        shut(opened, record, "closed", "not the catalog's seal")
+
+
+def test_a_disk_in_an_older_state_closes_it(make_site: MakeSite, tmp_path: Path) -> None:
+    """A copy of our disk, with the right seal, taken before its owner changed."""
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        shutil.copytree(site.disk, tmp_path / "older")
+        night.stage_two(opened, record)
+        shutil.rmtree(site.disk)
+        shutil.copytree(tmp_path / "older", site.disk)
+        view = gate.look(opened, record)
+        assert (view.state, "not the disk we know" in view.reason) == ("closed", True)
+
+
+def test_an_approval_counts_only_when_disk_and_catalog_have_it(make_site: MakeSite) -> None:
+    site = make_site()
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        approval = gate.approve(opened, record, ["SG1/b"], "b is being moved")
+        (path,) = seal_file(site, record).parent.glob("approval.*.json")
+        content = path.read_text()
+        path.unlink()
+        shut(opened, record, "held", "SG1/b is missing")
+        path.write_text(content.replace("being moved", "not needed"))
+        shut(opened, record, "held", "SG1/b is missing")
+        path.write_text(content)
+        assert gate.look(opened, record).approvals == (approval,)
+
+
+def test_a_second_storage_group_on_the_disk_that_is_not_staged_keeps_it_shut(make_site: MakeSite) -> None:
+    site = make_site(stores={"SG1": ("a",), "SG2": ("b",)})
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP, groups=["SG1"])
+        assert gate.look(opened, record).state == "open"
+        with run.run_lock(opened, BACK_GROUP, progress=QUIET, cancel=Cancel()):
+            record = run.begin_run(opened, BACK_GROUP).run
+            assert gate.look(opened, record).state == "open", "what was begun for one group is its own"
+            record = run.begin_run(opened, BACK_GROUP, groups=["SG2"]).run
+        shut(opened, record, "closed", "not sealed yet: SG2/b")
+        record = night.stage_one(opened, BACK_GROUP)
+        assert gate.look(opened, record).state == "open"
+
+
+def test_an_unmounted_disk_is_never_taken_for_a_new_one(make_site: MakeSite) -> None:
+    site, clock = make_site(), HandClock()
+    with site.open(clock) as opened:
+        first = night.night(opened, BACK_GROUP)
+        site.disk.rename(site.home / "disk")
+        site.disk.mkdir()
+        assert gate.look(opened, first).state == "closed"
+        clock.advance(timedelta(days=1))
+        with pytest.raises(MoveFailed, match="has no owner token"):
+            night.night(opened, BACK_GROUP)
+        assert not list(site.disk.glob("*/*/*.tar"))
+
+        # A disk that was really replaced is taken into use on somebody's word, and goes on counting.
+        move.move_ungated(
+            opened, BACK_GROUP, "TEX-ACTV-1", "the old disk died", progress=QUIET, cancel=Cancel()
+        )
+        token = opened.disk(BACK_GROUP).owner()
+        assert token is not None
+        assert token.epoch == 3
+        assert night.night(opened, BACK_GROUP).result == "whole"

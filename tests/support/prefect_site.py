@@ -1,0 +1,195 @@
+"""A small real site for nights through Prefect, and what the server says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BACK = "TEX-BACK-1"
+PROGRAM = [sys.executable, "-c", "from nightferry.cli.app import main; raise SystemExit(main())"]
+
+SITE = """\
+schema = 1
+
+[site]
+name = "TEX"
+catalog = "{here}/catalog"
+timezone = "America/Chicago"
+restore_roots = ["{here}/restored"]
+
+[cluster]
+kind = "local"
+nodes = ["TEX-ACTV-1", "TEX-PASS-1"]
+
+[staging]
+path = "{here}/backup"
+keep_free = "{keep_free}"
+
+[[groups]]
+name = "SG1"
+mail_group = "TEX-MAIL-1"
+back_group = "TEX-BACK-1"
+start = "20:00"
+copies = ["tape", "objects"]
+
+  [[groups.stores]]
+  name = "priv1"
+  kind = "files"
+  path = "{here}/stores/priv1"
+
+  [[groups.stores]]
+  name = "priv2"
+  kind = "files"
+  path = "{here}/stores/priv2"
+
+[[groups]]
+name = "SG2"
+mail_group = "TEX-MAIL-1"
+back_group = "TEX-BACK-1"
+start = "20:30"
+copies = ["tape", "objects"]
+
+  [[groups.stores]]
+  name = "shares"
+  kind = "files"
+  path = "{here}/stores/shares"
+
+[[destinations]]
+name = "tape"
+kind = "tape"
+library = {{ kind = "virtual", path = "{here}/vtl", drives = 2, slots = 4, cartridge_bytes = "16 MiB" }}
+pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "1s" }}
+
+[[destinations]]
+name = "objects"
+kind = "fsspec"
+url = "file://{here}/objects"
+"""
+
+
+@dataclass(frozen=True)
+class NightSite:
+    """A site in a folder of its own, and how a test drives it."""
+
+    here: Path
+
+    @classmethod
+    def make(cls, here: Path, *, keep_free: str = "0 %") -> NightSite:
+        """Three small stores in two storage groups on one BACK group."""
+        for folder in ("backup", "restored", "objects", "catalog", "stores"):
+            (here / folder).mkdir(parents=True)
+        for number, store in enumerate(("priv1", "priv2", "shares")):
+            folder = here / "stores" / store
+            folder.mkdir()
+            (folder / "mail.txt").write_text(f"{store}\n" * (100 + number))
+            (folder / "blob.bin").write_bytes(bytes(range(256)) * 5000)
+        path = here / "nightferry.toml"
+        path.write_text(SITE.format(here=here, keep_free=keep_free))
+        path.chmod(0o600)
+        return cls(here)
+
+    @property
+    def path(self) -> Path:
+        return self.here / "nightferry.toml"
+
+    def block(self) -> Any:
+        from blocks.site import Site
+
+        return Site(text=self.path.read_text())
+
+    def opened(self) -> Any:
+        """The site as this process's flows have it open, with its records read again."""
+        from tasks.bridge import opened
+
+        found = opened(self.block())
+        found.catalog.refresh()
+        return found
+
+    def night(self, **parameters: Any) -> Any:
+        """One night in this process; its final state."""
+        from flows.two_stage import two_stage_backup
+
+        return two_stage_backup(self.block(), BACK, **({"stagger": False} | parameters), return_state=True)
+
+    def cli(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """The command line in a process of its own."""
+        return subprocess.run(
+            [*PROGRAM, "--site", str(self.path), *words],
+            capture_output=True,
+            text=True,
+            cwd=self.here,
+            env=environment(**more),
+            timeout=120,
+        )
+
+    def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        """The same without waiting for its end."""
+        return subprocess.Popen(
+            [*PROGRAM, "--site", str(self.path), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.here,
+            env=environment(**more),
+        )
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment for a child that imports this tree's nightferry."""
+    return os.environ | {"PYTHONPATH": str(ROOT)} | more
+
+
+def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Asks until the answer is true: the server records task runs a little later than they end."""
+    deadline = time.monotonic() + seconds
+    while not (answer := what()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not come about in {seconds:.0f} s; last answer: {answer!r}")
+        time.sleep(0.05)
+    return answer
+
+
+def ask(path: str, body: object = None, *, method: str = "POST", server: str = "") -> Any:
+    """A question to the Prefect API by plain HTTP, so that no client of ours hides anything."""
+    import urllib.request
+
+    request = urllib.request.Request(
+        (server or os.environ["PREFECT_API_URL"]) + path,
+        data=None if method == "GET" else json.dumps(body or {}).encode(),
+        headers={"content-type": "application/json"},
+        method=method,
+    )
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        text = reply.read()
+    return json.loads(text) if text else None
+
+
+def task_runs(flow_run_id: object) -> dict[str, dict[str, Any]]:
+    """Name → task run of one flow run."""
+    found = ask("/task_runs/filter", {"flow_runs": {"id": {"any_": [str(flow_run_id)]}}, "limit": 200})
+    return {run["name"]: run for run in found}
+
+
+def subflows(flow_run_id: object) -> dict[str, dict[str, Any]]:
+    """Name → flow run of one flow run's children."""
+    wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [str(flow_run_id)]}}}
+    return {run["name"]: run for run in ask("/flow_runs/filter", wanted)}
+
+
+def everything(server: str = "") -> str:
+    """All that the server's API shows of flow runs, task runs, logs, artifacts, blocks and deployments, as text."""
+    pages = []
+    for kind in ("flow_runs", "task_runs", "logs", "artifacts", "block_documents", "deployments"):
+        offset = 0
+        while page := ask(f"/{kind}/filter", {"limit": 200, "offset": offset}, server=server):
+            pages.append(json.dumps(page))
+            offset += len(page)
+    return "\n".join(pages)
