@@ -327,7 +327,7 @@ class TestThePath:
     def test_help_loads_nothing_heavy(self, tmp_path: Path) -> None:
         program = (
             "import sys; from nightferry.cli.app import main; main(['--help']);"
-            "print(sorted({'pyarrow', 'prefect', 'pydantic', 'fsspec'} & set(sys.modules)), file=sys.stderr)"
+            "print(sorted({'pyarrow', 'prefect', 'pydantic', 'cyclopts'} & set(sys.modules)), file=sys.stderr)"
         )
         environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
         done = subprocess.run(
