@@ -28,9 +28,13 @@ def part(flow: Flow[..., Any], *arguments: Any, **options: Any) -> State[Any]:
     every rerun.
     """
     try:
-        return flow(*arguments, **options, return_state=True)
+        # Called through Any: Flow's overloads do not see return_state behind unknown keywords.
+        call: Any = flow
+        state: State[Any] = call(*arguments, **options, return_state=True)
     except SERVER_AWAY as error:
         log.warning("the Prefect server is away (%s); %s goes on without being shown", error, flow.name)
+    else:
+        return state
     calling = FlowRunContext.get()
     if calling is None:
         raise RuntimeError(f"{flow.name} is a part of a flow and was called outside of one")

@@ -124,7 +124,9 @@ class PositionLost(DestinationError):
 class MediumDamaged(DestinationError):
     """A cartridge or object cannot be read or written where it should be."""
 
-    default_hint = "`nightferry verify --copy` finds what else is damaged there; `nightferry copy` makes it again"
+    default_hint = (
+        "`nightferry verify --copy` finds what else is damaged there; `nightferry copy` makes it again"
+    )
 
 
 class Unavailable(DestinationError):

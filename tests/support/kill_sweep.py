@@ -43,8 +43,8 @@ UNNAMED = re.compile(
 )
 """Calls that give or take no name that anybody looks at: left out without ``all``."""
 ABANDONED = re.compile(
-    r"open .*tar.partial|rename .*/back/SG|parquet|image whole|seal.#.json|result copy (writing|whole)"
-    r"|write .*tape$|rename .*objects.*(data|meta.json)|freed|unlink .*/back/SG.*L#.(tar|chunks)$"
+    r"open .*tar.partial|re(?:name|place) .*/back/SG|parquet|image whole|seal.#.json|result copy (writing|whole)"
+    r"|write .*tape$|re(?:name|place) .*objects.*(data|meta.json)|freed|unlink .*/back/SG.*L#.(tar|chunks)$"
 )
 """What is worth killing when nobody reruns the night."""
 DAY = timedelta(days=1)
