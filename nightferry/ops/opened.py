@@ -21,7 +21,7 @@ from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import BackDisk
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
-from nightferry.errors import ClusterError, NotInThisRelease, Unavailable
+from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
@@ -191,9 +191,22 @@ class OpenSite:
         self.close()
 
     def _open_catalog(self) -> Catalog:
-        """The catalog's folder, made on a site's first use; its parent must be there."""
+        """The catalog's folder, made on a site's first use; its parent must be there.
+
+        Raises:
+            CatalogError: it is missing although a BACK disk says that the site was used before.
+        """
         path = self.site.catalog_path
         if not path.exists() and path.parent.is_dir():
+            used = [
+                b for b in self.site.back_groups if b.path.is_dir() and BackDisk(b.path).owner() is not None
+            ]
+            if used:
+                raise CatalogError(
+                    f"the catalog {path} is missing, and the disk of {used[0].name} says that it was in use",
+                    hint="mount the catalog's disk; a lost catalog is brought back as docs/recovery.md says",
+                    subject=str(path),
+                )
             return Catalog.create(path, node=self.host, clock=self.clock)
         return Catalog(path, node=self.host, clock=self.clock)
 

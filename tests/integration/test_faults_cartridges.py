@@ -100,7 +100,9 @@ def blanked(site: SmallSite) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize(("wrong", "barcodes"), [(exchange_labels, (FIRST, SECOND)), (other_label, (FIRST,)), (blanked, (FIRST,))])
+@pytest.mark.parametrize(
+    ("wrong", "barcodes"), [(exchange_labels, (FIRST, SECOND)), (other_label, (FIRST,)), (blanked, (FIRST,))]
+)
 def test_a_cartridge_whose_label_is_not_the_catalogs_is_not_written_to(
     make_site: MakeSite, wrong: Callable[[SmallSite], None], barcodes: tuple[str, ...]
 ) -> None:
@@ -154,6 +156,8 @@ def test_cartridges_with_live_images_are_never_written_over(make_site: MakeSite)
         destination = opened.destination("tape")
         assert isinstance(destination, TapeDestination)
         for pool in ("daily", "monthly"):
-            with pytest.raises((WrongCartridge, ConfigError), match=r"live image|labelled for pool daily already"):
+            with pytest.raises(
+                (WrongCartridge, ConfigError), match=r"live image|labelled for pool daily already"
+            ):
                 destination.label(FIRST, pool)
     assert {barcode: bytes_of(cartridge(site, barcode)) for barcode in (FIRST, SECOND)} == before
