@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from nightferry.errors import ConfigError
-from tests.support.prefect_site import BACK, NightSite, ask, environment, subflows, until
+from tests.support.prefect_site import BACK, NightSite, ask, environment, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 
