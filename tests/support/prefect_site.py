@@ -159,17 +159,12 @@ def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def ask(path: str, body: object = None, *, method: str = "POST", server: str = "") -> Any:
     """A question to the Prefect API by plain HTTP, so that no client of ours hides anything."""
-    import urllib.request
+    import httpx
 
-    request = urllib.request.Request(
-        (server or os.environ["PREFECT_API_URL"]) + path,
-        data=None if method == "GET" else json.dumps(body or {}).encode(),
-        headers={"content-type": "application/json"},
-        method=method,
-    )
-    with urllib.request.urlopen(request, timeout=20) as reply:
-        text = reply.read()
-    return json.loads(text) if text else None
+    url = (server or os.environ["PREFECT_API_URL"]) + path
+    reply = httpx.request(method, url, json=None if method == "GET" else body or {}, timeout=20)
+    reply.raise_for_status()
+    return reply.json() if reply.content else None
 
 
 def task_runs(flow_run_id: object) -> dict[str, dict[str, Any]]:
@@ -185,7 +180,7 @@ def subflows(flow_run_id: object) -> dict[str, dict[str, Any]]:
 
 
 def everything(server: str = "") -> str:
-    """All that the server's API shows of flow runs, task runs, logs, artifacts, blocks and deployments, as text."""
+    """All that the API shows of runs, logs, artifacts, blocks and deployments, as text."""
     pages = []
     for kind in ("flow_runs", "task_runs", "logs", "artifacts", "block_documents", "deployments"):
         offset = 0
