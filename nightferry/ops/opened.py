@@ -202,7 +202,7 @@ class OpenSite:
             if used:
                 raise CatalogError(
                     f"the catalog {path} is not there, and {', '.join(used)} was used before",
-                    hint="mount the catalog's disk; docs/recovery.md brings a lost one back; to begin anew make the folder",
+                    hint="mount the catalog's disk, or see docs/recovery.md; to begin anew, make the folder by hand",
                     subject=str(path),
                 )
             return Catalog.create(path, node=self.host, clock=self.clock)
