@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from nightferry.cli.prefect_server import state_folder
-from tests.support.prefect_site import BACK, NightSite, ask, environment, everything, until
+from tests.support.prefect_site import BACK, ask, everything, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 

@@ -31,7 +31,7 @@ nodes = ["TEX-ACTV-1", "TEX-PASS-1"]
 
 [staging]
 path = "{here}/backup"
-keep_free = "{keep_free}"
+keep_free = "0 %"
 
 [[groups]]
 name = "SG1"
@@ -72,6 +72,7 @@ pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media 
 name = "objects"
 kind = "fsspec"
 url = "file://{here}/objects"
+bandwidth = {bandwidth}
 """
 
 
@@ -82,7 +83,7 @@ class NightSite:
     here: Path
 
     @classmethod
-    def make(cls, here: Path, *, keep_free: str = "0 %") -> NightSite:
+    def make(cls, here: Path, *, bandwidth: str = "[]") -> NightSite:
         """Three small stores in two storage groups on one BACK group."""
         for folder in ("backup", "restored", "objects", "catalog", "stores"):
             (here / folder).mkdir(parents=True)
@@ -92,7 +93,7 @@ class NightSite:
             (folder / "mail.txt").write_text(f"{store}\n" * (100 + number))
             (folder / "blob.bin").write_bytes(bytes(range(256)) * 5000)
         path = here / "nightferry.toml"
-        path.write_text(SITE.format(here=here, keep_free=keep_free))
+        path.write_text(SITE.format(here=here, bandwidth=bandwidth))
         path.chmod(0o600)
         return cls(here)
 
