@@ -182,8 +182,6 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
             if error is not None:
                 errors.append(error)
                 continue
-            if state.message and "finished" in state.message:
-                session.out.say(state.message)
             flow_run = str(state.state_details.flow_run_id)
         run = _run_of(here, night, flow_run)
         results.append(night_result(here, run, staged_only=options["stage"] == "one"))

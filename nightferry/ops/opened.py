@@ -18,10 +18,10 @@ from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
-from nightferry.cluster.disk import BackDisk
+from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
-from nightferry.errors import ClusterError, NotInThisRelease, Unavailable
+from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
@@ -191,9 +191,20 @@ class OpenSite:
         self.close()
 
     def _open_catalog(self) -> Catalog:
-        """The catalog's folder, made on a site's first use; its parent must be there."""
+        """The catalog's folder, made on a site's first use; its parent must be there.
+
+        Raises:
+            CatalogError: it is not there, or the BACK disks show that this is not the first use.
+        """
         path = self.site.catalog_path
         if not path.exists() and path.parent.is_dir():
+            used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
+            if used:
+                raise CatalogError(
+                    f"the catalog {path} is not there, and {', '.join(used)} was used before",
+                    hint="mount the catalog's disk, or see docs/recovery.md; to begin anew, make the folder by hand",
+                    subject=str(path),
+                )
             return Catalog.create(path, node=self.host, clock=self.clock)
         return Catalog(path, node=self.host, clock=self.clock)
 

@@ -78,7 +78,8 @@ def stage_store(
         progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
         return known
     folder = Path(opened.site.back_group(run.back_group).path) / group / store
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
+    for level in (folder.parent, folder):
+        level.mkdir(exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
     target = folder / f"{image}.tar"
     if target.exists() and not again:
         adopted = adopt(opened, target, progress)

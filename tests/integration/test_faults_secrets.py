@@ -136,7 +136,9 @@ def test_a_secret_written_into_the_site_file_is_refused_and_not_repeated(make_si
         assert BESIDE not in f"{refused.value} {refused.value.hint} {refused.value.as_json()}"
 
 
-def test_the_support_bundle_holds_no_secret_nor_says_where_one_is(make_site: MakeSite, tmp_path: Path) -> None:
+def test_the_support_bundle_holds_no_secret_nor_says_where_one_is(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
     site = make_site()
     with_secrets(site, tmp_path)
     with site.open(HandClock()) as opened:
