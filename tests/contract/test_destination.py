@@ -18,7 +18,7 @@ import fsspec
 import pytest
 import xxhash
 
-from nightferry.destination.base import Destination, Receipt
+from nightferry.destination.base import Destination, Encoding, Receipt
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
@@ -72,6 +72,7 @@ class Image:
     broken_at: int | None = None
     stop_at: tuple[int, Callable[[], None]] | None = None
     digest: str = "d1"
+    encoding: Encoding = ""
     side_files: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
