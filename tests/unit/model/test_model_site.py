@@ -177,7 +177,6 @@ def test_kinds_of_later_releases_parse_and_are_named_before_they_are_used():
     missing = "\n".join(site.undelivered())
     for place in (
         "destinations[cloud].kind",
-        "destinations[cloud].encode",
         "destinations[cloud].lock",
         "destinations[l700].library.kind: iscsi",
         "destinations[l701].library.kind: scsi",
