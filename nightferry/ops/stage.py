@@ -78,7 +78,8 @@ def stage_store(
         progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
         return known
     folder = Path(opened.site.back_group(run.back_group).path) / group / store
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
+    for level in (folder.parent, folder):
+        level.mkdir(exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
     target = folder / f"{image}.tar"
     if target.exists() and not again:
         adopted = adopt(opened, target, progress)
@@ -128,7 +129,7 @@ def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
 
 
 def lost_images(opened: OpenSite, run: RunRecord) -> list[ImageRecord]:
-    """Images of the run that must be made again: staging lost them, or they were found damaged, without a copy."""
+    """Images of the run that must be made again: lost or found damaged on staging, and without a copy."""
     return [image for image in opened.catalog.images(run=run.run) if not is_safe(opened, image)]
 
 
@@ -157,7 +158,7 @@ def _write(
         return _write_image(opened, run, definition, target, progress=progress, cancel=cancel)
     except BaseException as error:
         _discard(target)
-        progress.end(definition.name, "failed")
+        progress.end(definition.name, "cancelled" if isinstance(error, Cancelled) else "failed")
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise StagingFull(
                 f"no room left on {opened.site.back_group(run.back_group).path} for {definition.name}",
@@ -216,9 +217,6 @@ def _write_image(
             except BaseException:
                 sink.abort()
                 raise
-    except BaseException as error:
-        progress.end(subject, "cancelled" if isinstance(error, Cancelled) else "failed")
-        raise
     finally:
         source.close()
     ended = opened.clock.now()

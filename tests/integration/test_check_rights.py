@@ -72,14 +72,6 @@ def test_check_counts_the_capability_to_read_everything(reachable: Path) -> None
         return done.stdout + done.stderr
 
     assert "NF-STORE-002" in check()
-<<<<<<< HEAD
     assert "nothing that can be seen now will fail tonight" in check(
-=======
-<<<<<<< HEAD
-    assert "nothing that can be seen now will fail tonight" in check(
-=======
-    assert "nothing that can be seen now will fail" in check(
->>>>>>> main
->>>>>>> docs
         "--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"
     )
