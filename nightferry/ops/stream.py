@@ -110,9 +110,9 @@ class StagedOutgoing:
                 for data in _in_chunks(reader.stream(offset, self.size_bytes - offset)):
                     self._cancel.check()
                     check_chunk(self._chunks, number, data)
-                    yield data
                     number += 1
                     self.done_bytes = min(number * CHUNK_BYTES, self.size_bytes)
+                    yield data
         except (MediumDamaged, IntegrityError) as error:
             raise self._damage(error) from error
 
