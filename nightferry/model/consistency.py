@@ -140,7 +140,7 @@ def _destinations(site: Site) -> Iterator[Problem]:
         if isinstance(destination, TapeSettings) and destination.encode is not None:
             yield (
                 ("destinations", position, "encode"),
-                "a tape keeps the plain tar, which its drive compresses; leave it out",
+                "copies on tape are the plain tar; leave it out",
             )
 
 

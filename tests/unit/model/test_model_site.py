@@ -222,7 +222,7 @@ def test_copies_on_tape_stay_plain():
     line = 'encode = { compress = "zstd" }'
     text = CONTRACT.replace('kind = "tape"\n', f'kind = "tape"\n{line}\n')
     error = refusal(text)
-    assert "destinations[tape].encode: a tape keeps the plain tar" in error.message
+    assert "destinations[tape].encode: copies on tape are the plain tar" in error.message
     assert f"line {line_of(text, line)}:" in error.message
 
 
