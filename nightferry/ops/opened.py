@@ -18,7 +18,7 @@ from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
-from nightferry.cluster.disk import BackDisk
+from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
@@ -194,17 +194,15 @@ class OpenSite:
         """The catalog's folder, made on a site's first use; its parent must be there.
 
         Raises:
-            CatalogError: it is missing although a BACK disk says that the site was used before.
+            CatalogError: it is not there, or the BACK disks show that this is not the first use.
         """
         path = self.site.catalog_path
         if not path.exists() and path.parent.is_dir():
-            used = [
-                b for b in self.site.back_groups if b.path.is_dir() and BackDisk(b.path).owner() is not None
-            ]
+            used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
             if used:
                 raise CatalogError(
-                    f"the catalog {path} is missing, and the disk of {used[0].name} says that it was in use",
-                    hint="mount the catalog's disk; a lost catalog is brought back as docs/recovery.md says",
+                    f"the catalog {path} is not there, and {', '.join(used)} was used before",
+                    hint="mount the catalog's disk, or see docs/recovery.md; to begin anew, make the folder by hand",
                     subject=str(path),
                 )
             return Catalog.create(path, node=self.host, clock=self.clock)

@@ -251,6 +251,20 @@ def test_a_site_file_that_is_not_there_is_named_with_the_ways_to_name_one(
     assert "not UTF-8 at line 1" in nightferry(site, "status", "--json").error["message"]
 
 
+def test_a_catalog_that_is_gone_is_told_and_never_begun_anew(site: CommandSite, nightferry: Command) -> None:
+    site.night()
+    (site.root / "catalog").rename(site.root / "unmounted")
+    for verb in (["status"], ["images"], ["gate", "show"], ["backup"], ["verify"]):
+        ran = nightferry(site, *verb, "--json")
+        assert ran.code == 60, ran
+        assert "mount" in ran.error["hint"]
+    found = nightferry(site, "check", "--json")
+    assert (found.code, [f["id"] for f in found.document["findings"]]) == (2, ["NF-CAT-001"])
+    assert not (site.root / "catalog").exists()
+    (site.root / "unmounted").rename(site.root / "catalog")
+    assert nightferry(site, "status").code == 0
+
+
 class TestTheGate:
     def test_a_move_is_shut_out_while_the_window_is_not_sealed(
         self, site: CommandSite, nightferry: Command

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -69,16 +69,18 @@ def one_failed(opened: OpenSite, site: SmallSite, record: RunRecord, says: str) 
     assert list(site.disk.glob(".nightferry/scratch/*")) == []
 
 
+def write_for_ever(file: RawIOBase, data: bytes) -> NoReturn:
+    while True:
+        file.write(data)
+        os.fsync(file.fileno())
+
+
 def fill_up(hog: Path) -> None:
     """Takes the disk's last block."""
     with hog.open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 16, 1 << 12, 1) * 2:
-            try:
-                while True:
-                    file.write(bytes(size))
-                    os.fsync(file.fileno())
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
+            with pytest.raises(OSError, match="No space left"):
+                write_for_ever(file, bytes(size))
 
 
 def free_bytes(disk: Path) -> int:
