@@ -41,7 +41,7 @@ LEVEL = 1
 
 
 def make_dump(path: Path, size: int) -> Path:
-    """Rows of a table as text, on the disk. They repeat after 16 MiB, which is more than either contender looks back."""
+    """Rows of a table as text, on the disk. They repeat after 16 MiB: neither looks back so far."""
     content = random.Random(1)
     words = [
         "".join(content.choices("abcdefghijklmnopqrstuvwxyz", k=content.randint(3, 11))) for _ in range(4000)
