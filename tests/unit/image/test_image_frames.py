@@ -105,6 +105,18 @@ def test_an_error_of_the_source_comes_through_and_so_does_giving_up(plain: bytes
     given_up.close()
 
 
+def test_it_reads_no_more_than_a_few_frames_ahead() -> None:
+    taken = [0]
+
+    def counted():
+        for _ in range(40):
+            taken[0] += 1
+            yield bytes(CHUNK_BYTES)
+
+    for given_back, _ in enumerate(encode(counted(), 1, threads=2), 1):
+        assert taken[0] <= (given_back + 2) * FRAME_BYTES // CHUNK_BYTES
+
+
 def test_nothing_is_a_file_without_frames() -> None:
     encoded = b"".join(encode([], 1))
     assert FramedReader(MemoryReader(encoded), 0).read(0, 0) == b""
