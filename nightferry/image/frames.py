@@ -77,20 +77,22 @@ def encode(pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2
 
     table = bytearray()
     waiting: deque[Future[tuple[int, bytes]]] = deque()
-    frames = _in_frames(pieces)
+
+    def oldest() -> bytes:
+        plain_bytes, frame = waiting.popleft().result()
+        # A frame ends in the very checksum that the table wants of it: the low half of an XXH64.
+        checksum = int.from_bytes(frame[-_CHECKSUM_BYTES:], "little")
+        table.extend(_ENTRY.pack(len(frame), plain_bytes, checksum))
+        return frame
+
     with ThreadPoolExecutor(threads, thread_name_prefix="nightferry-zstd") as pool:
         try:
-            more = True
-            while more or waiting:
-                if (plain := next(frames, None)) is not None:
-                    waiting.append(pool.submit(compress, plain))
-                more = plain is not None
-                if waiting and (len(waiting) > threads or not more):
-                    plain_bytes, frame = waiting.popleft().result()
-                    # A frame ends in the very checksum that the table wants of it: the low half of an XXH64.
-                    checksum = int.from_bytes(frame[-_CHECKSUM_BYTES:], "little")
-                    table += _ENTRY.pack(len(frame), plain_bytes, checksum)
-                    yield frame
+            for plain in _in_frames(pieces):
+                waiting.append(pool.submit(compress, plain))
+                if len(waiting) > threads:
+                    yield oldest()
+            while waiting:
+                yield oldest()
         finally:
             for future in waiting:
                 future.cancel()

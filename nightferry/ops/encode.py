@@ -30,71 +30,11 @@ class Sampled(Outgoing, Protocol):
         """A few pieces of it from all over, unproved: enough to guess whether it shrinks."""
 
 
-class EncodedOutgoing:
-    """Another outgoing as zstd frames; implements ``destination.base.Outgoing``.
+class _Passed:
+    """Another outgoing under its own names; the base of what stands before a destination."""
 
-    Its ``meta.json`` says so; the other side files stay as they are: they speak of the image.
-
-    Args:
-        plain: The image's own bytes.
-        level: zstd's, 1 to 19.
-    """
-
-    encoding: Encoding = "zstd"
-
-    def __init__(self, plain: Outgoing, level: int) -> None:
-        self._plain = plain
-        self._level = level
-        meta = json.loads(plain.side_files["meta.json"])
-        meta["encoding"] = self.encoding
-        meta["data"] = DATA_NAMES[self.encoding]
-        self._side_files = {**plain.side_files, "meta.json": json.dumps(meta, indent=1).encode() + b"\n"}
-
-    @property
-    def image(self) -> str:
-        return self._plain.image
-
-    @property
-    def size_bytes(self) -> int:
-        return self._plain.size_bytes
-
-    @property
-    def digest(self) -> str:
-        return self._plain.digest
-
-    @property
-    def side_files(self) -> Mapping[str, bytes]:
-        return self._side_files
-
-    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        """The ``.zst`` file in pieces of 1 MiB. It is encoded from its start whatever the first one asked for:
-        the same image gives the same file."""
-        skip = first_chunk * CHUNK_BYTES
-        held = bytearray()
-        for frame in encode(self._plain.chunks(), self._level):
-            held += frame
-            if skip:
-                gone = min(skip, len(held))
-                del held[:gone]
-                skip -= gone
-            whole = len(held) - len(held) % CHUNK_BYTES
-            yield from _cut(bytes(memoryview(held)[:whole]))
-            del held[:whole]
-        yield from _cut(bytes(held))
-
-
-def _cut(data: bytes) -> Iterator[memoryview]:
-    for start in range(0, len(data), CHUNK_BYTES):
-        yield memoryview(data)[start : start + CHUNK_BYTES]
-
-
-class PacedOutgoing:
-    """Another outgoing, no faster than a bandwidth timetable allows; implements ``Outgoing``."""
-
-    def __init__(self, outgoing: Outgoing, throttle: Throttle, cancel: Cancel) -> None:
+    def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
-        self._throttle = throttle
-        self._cancel = cancel
 
     @property
     def image(self) -> str:
@@ -115,6 +55,62 @@ class PacedOutgoing:
     @property
     def side_files(self) -> Mapping[str, bytes]:
         return self._outgoing.side_files
+
+
+class EncodedOutgoing(_Passed):
+    """Another outgoing as zstd frames; implements ``destination.base.Outgoing``.
+
+    Its ``meta.json`` says so; the other side files stay as they are: they speak of the image.
+
+    Args:
+        plain: The image's own bytes.
+        level: zstd's, 1 to 19.
+    """
+
+    def __init__(self, plain: Outgoing, level: int) -> None:
+        super().__init__(plain)
+        self._level = level
+        meta = json.loads(plain.side_files["meta.json"])
+        meta |= {"encoding": self.encoding, "data": DATA_NAMES[self.encoding]}
+        self._meta = json.dumps(meta, indent=1).encode() + b"\n"
+
+    @property
+    def encoding(self) -> Encoding:
+        return "zstd"
+
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        return {**self._outgoing.side_files, "meta.json": self._meta}
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        """The ``.zst`` file in pieces of 1 MiB. It is encoded from its start whatever the first one asked for:
+        the same image gives the same file."""
+        skip = first_chunk * CHUNK_BYTES
+        held = bytearray()
+        for frame in encode(self._outgoing.chunks(), self._level):
+            held += frame
+            if skip:
+                gone = min(skip, len(held))
+                del held[:gone]
+                skip -= gone
+            whole = len(held) - len(held) % CHUNK_BYTES
+            yield from _cut(bytes(memoryview(held)[:whole]))
+            del held[:whole]
+        yield from _cut(bytes(held))
+
+
+def _cut(data: bytes) -> Iterator[memoryview]:
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield memoryview(data)[start : start + CHUNK_BYTES]
+
+
+class PacedOutgoing(_Passed):
+    """Another outgoing, no faster than a bandwidth timetable allows; implements ``Outgoing``."""
+
+    def __init__(self, outgoing: Outgoing, throttle: Throttle, cancel: Cancel) -> None:
+        super().__init__(outgoing)
+        self._throttle = throttle
+        self._cancel = cancel
 
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
         for chunk in self._outgoing.chunks(first_chunk):
