@@ -148,7 +148,7 @@ def environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)} | more
 
 
-def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+def until(what: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Asks until the answer is true: the server records task runs a little later than they end."""
     deadline = time.monotonic() + seconds
     while not (answer := what()):
