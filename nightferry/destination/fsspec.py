@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nightferry.destination.base import SIDE_FILES, Found, Outgoing, Receipt
+from nightferry.destination.base import (
+    DATA_NAMES,
+    SIDE_FILES,
+    Found,
+    Outgoing,
+    Receipt,
+    encoding_of,
+)
 from nightferry.destination.objects import FolderObjects, Objects, Pieces, SpecObjects
 from nightferry.errors import (
     ConfigError,
@@ -76,7 +83,7 @@ class FsspecLane:
 class FsspecDestination:
     """See ``Destination``. Objects ``images/<image>/{data,index,chunks,copy.json,meta.json}``.
 
-    ``copy.json`` says epoch, size and digest; ``meta.json`` is written last and makes the copy whole.
+    ``copy.json`` says epoch, size, digest and encoding; ``meta.json`` is written last and makes the copy whole.
 
     Args:
         name: The destination's name.
@@ -159,9 +166,11 @@ class FsspecDestination:
         folder = f"images/{image}"
         self._objects.remove(f"{folder}/{_META}")
         self._objects.remove(folder)
-        about = {"image": image, "epoch": epoch, "size_bytes": outgoing.size_bytes, "digest": outgoing.digest}
-        pieces = _watched(outgoing, progress, cancel)
-        files: dict[str, Pieces] = {"data": pieces, _COPY: [json.dumps(about).encode()]}
+        about: dict[str, Any] = {"image": image, "epoch": epoch, "digest": outgoing.digest}
+        if outgoing.encoding:
+            about["encoding"] = outgoing.encoding
+        pieces = _watched(outgoing, about, progress, cancel)
+        files: dict[str, Pieces] = {DATA_NAMES[outgoing.encoding]: pieces, _COPY: _as_json(about)}
         files |= {name: [outgoing.side_files[name]] for name in SIDE_FILES if name != _META}
         try:
             self._objects.publish(folder, epoch, files, (_META, outgoing.side_files[_META]))
@@ -185,10 +194,14 @@ class FsspecDestination:
             return None
         try:
             about = json.loads(self._objects.read(f"{folder}/{_COPY}"))
-            sound = about["image"] == image and {*about} == {"image", "epoch", "size_bytes", "digest"}
+            sound = (
+                about["image"] == image
+                and {*about} - {"encoding"} == {"image", "epoch", "size_bytes", "digest"}
+                and self._objects.size(f"{folder}/{_data(about)}") == about["size_bytes"]
+            )
         except (ValueError, KeyError, TypeError, MediumDamaged):
             sound = False
-        if not sound or self._objects.size(f"{folder}/data") != about["size_bytes"]:
+        if not sound:
             return None
         return dict(about)
 
@@ -201,7 +214,7 @@ class FsspecDestination:
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
         self._objects.require_root()
         image, size_bytes = _place(location)
-        path = f"images/{image}/data"
+        path = f"images/{image}/{_data(location)}"
         size = self._objects.size(path)
         if size != size_bytes:
             found = "is not there" if size is None else f"has {size} bytes"
@@ -252,7 +265,10 @@ def _objects(name: str, url: str, options: dict[str, Any]) -> Objects:
     return FolderObjects(name, root) if "file" in protocols else SpecObjects(name, fs, root)
 
 
-def _watched(outgoing: Outgoing, progress: Progress, cancel: Cancel) -> Iterator[memoryview]:
+def _watched(
+    outgoing: Outgoing, about: dict[str, Any], progress: Progress, cancel: Cancel
+) -> Iterator[memoryview]:
+    """The data on its way; ``about`` has its ``size_bytes`` when it has passed."""
     done = 0
     for chunk in outgoing.chunks():
         cancel.check()
@@ -260,10 +276,20 @@ def _watched(outgoing: Outgoing, progress: Progress, cancel: Cancel) -> Iterator
         done += len(chunk)
         progress.advance(outgoing.image, done)
     cancel.check()
-    if done != outgoing.size_bytes:
+    if not outgoing.encoding and done != outgoing.size_bytes:
         raise IntegrityError(
             f"{outgoing.image} has {done} bytes on staging, {outgoing.size_bytes} were recorded"
         )
+    about["size_bytes"] = done
+
+
+def _as_json(about: Mapping[str, Any]) -> Iterator[bytes]:
+    """Rendered when it is written: after the data, whose size it says."""
+    yield json.dumps(about).encode()
+
+
+def _data(said: Mapping[str, Any]) -> str:
+    return DATA_NAMES[encoding_of(said)]
 
 
 def _safe(name: str) -> str:
@@ -274,7 +300,8 @@ def _safe(name: str) -> str:
 
 
 def _location(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {"image": about["image"], "epoch": about["epoch"], "size_bytes": about["size_bytes"]}
+    keys = ("image", "epoch", "size_bytes", "encoding")
+    return {key: about[key] for key in keys if key in about}
 
 
 def _receipt(about: Mapping[str, Any], lane: str = "") -> Receipt:
