@@ -113,7 +113,7 @@ def may_come_whole(opened: OpenSite, image: ImageRecord) -> bool:
     return (
         image.state == "partial"
         and not opened.catalog.all_copies(image.image)
-        and not any(f"{image.group}/{image.store}" in a.stores for a in opened.catalog.approvals(image.run))
+        and not opened.catalog.accepted(image)
     )
 
 

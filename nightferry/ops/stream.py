@@ -159,7 +159,7 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
         group = groups.get(image.group)
         if group is None or opened.catalog.freed(image.image) or not opened.staged_path(image).exists():
             continue
-        if image.state != "whole" and not _approved(opened, image):
+        if image.state != "whole" and not opened.catalog.accepted(image):
             continue
         copies = {c.destination: c for c in opened.catalog.copies(image.image)}
         for destination in group.copies:
@@ -167,11 +167,6 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
             if copy is None or copy.state != "verified":
                 found.append(Owed(image, destination))
     return found
-
-
-def _approved(opened: OpenSite, image: ImageRecord) -> bool:
-    name = f"{image.group}/{image.store}"
-    return any(name in approval.stores for approval in opened.catalog.approvals(image.run))
 
 
 def stream_image(
