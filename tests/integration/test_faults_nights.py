@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -51,3 +49,31 @@ def test_an_approval_of_a_missing_store_accepts_no_image_that_comes_later(
         night.stage_one(opened, BACK_GROUP, run=record.run)
         stage.stage_store(opened, record, "SG1", "b", progress=QUIET, cancel=Cancel())
         assert states(opened) == {"a": "whole", "b": "whole"}
+
+
+def test_a_night_after_a_run_of_one_store_stages_all_the_others(make_site: MakeSite) -> None:
+    site = make_site(stores={"SG1": ("a", "b"), "SG2": ("c",)}, copies=("folder",))
+    with site.open(HandClock()) as opened:
+        alone = night.stage_one(opened, BACK_GROUP, stores=["SG1/b"])
+        assert states(opened) == {"b": "whole"}
+        whole = night.night(opened, BACK_GROUP)
+        assert (whole.run, whole.state, whole.result) == (alone.run, "ended", "whole")
+        assert states(opened) == {"a": "whole", "b": "whole", "c": "whole"}
+
+
+def test_an_image_made_anew_since_the_seal_closes_the_gate_until_it_is_sealed(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        assert gate.look(opened, record).state == "open"
+        (tar,) = site.disk.glob("SG1/b/*.tar")
+        tar.unlink()
+        with monkeypatch.context() as patched:
+            unsteady(patched)
+            stage.stage_store(opened, record, "SG1", "b", progress=QUIET, cancel=Cancel())
+        # Here the process died: the seal still says that b is whole.
+        view = gate.look(opened, record)
+        assert (view.state, view.reason) == ("closed", "not sealed yet: SG1/b")
+        assert night.night(opened, BACK_GROUP).result == "whole"
