@@ -25,6 +25,7 @@ from blocks.site import Site
 from nightferry.errors import ConfigError
 from nightferry.model.load import LoadedSite
 from nightferry.model.site import Site as SiteModel
+from nightferry.plan.window import night_start
 
 WORKER_ENVIRONMENT = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
@@ -80,7 +81,7 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
     for back_group in back_groups:
         of_group = site.groups_of(back_group)
         if of_group:
-            start = of_group[0].start
+            start = night_start(group.start for group in of_group)
             nights[back_group.lower()] = (f"{start.minute} {start.hour} * * *", {"back_group": back_group})
     return [
         Planned(
