@@ -116,9 +116,9 @@ def copies(image: str, /) -> None:
         here.catalog.refresh()
         record = here.catalog.image(image)
         found = here.catalog.copies(image)
-        staged = not here.catalog.freed(image) and here.staged_path(record).exists()
+        staged = here.is_staged(record)
         zone = here.site.tz
-        path = here.staged_path(record)
+        path = here.staged_path(record) if staged else None
     documents = [
         {
             "destination": c.destination,

@@ -143,10 +143,11 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
     due = set(due_stores(run))
     images = tuple(i for i in reversed(opened.catalog.images(run=run.run)) if (i.group, i.store) in due)
     copies = {i.image: tuple(opened.catalog.copies(i.image)) for i in images}
+    policies = {g.name: g.copies for g in opened.site.groups}
     missing = []
     for image in images:
         verified = {c.destination for c in copies[image.image] if c.state == "verified"}
-        missing += [(image.image, d) for d in opened.site.group(image.group).copies if d not in verified]
+        missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in verified]
     token = opened.disk(run.back_group).owner()
     return NightResult(
         run=run,

@@ -103,8 +103,10 @@ def find_image(
     Raises:
         ConfigError: no such store or image, or none that early.
     """
-    opened.site.store(f"{group}/{store}")
     opened.catalog.refresh()
+    if not opened.catalog.images(group, store):
+        # What is not in the site file any more can still be brought back; a name never heard of is a mistake.
+        opened.site.store(f"{group}/{store}")
     if image is not None:
         found = opened.catalog.image(image)
         if (found.group, found.store) != (group, store):
@@ -135,12 +137,13 @@ def places_of(
         ConfigError: ``only`` is not the name of a destination.
         CopyMissing: there is no readable copy.
     """
-    staged = not opened.catalog.freed(image.image) and opened.staged_path(image).exists()
-    copies = opened.catalog.copies(image.image)
+    staged = opened.is_staged(image)
+    names = [d.name for d in opened.site.destinations]
+    # A destination that the site file does not name any more cannot be opened.
+    copies = [c for c in opened.catalog.copies(image.image) if c.destination in names]
     if only == STAGING:
         copies = []
     elif only is not None:
-        names = [d.name for d in opened.site.destinations]
         if only not in names:
             raise choose(only, [STAGING, *names], "place of copies")
         copies = [c for c in copies if c.destination == only]
@@ -226,10 +229,10 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
     """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
     chunks = opened.catalog.chunks(image.image)
     if place.copy is None:
-        back_group = opened.site.group(image.group).back_group
+        path = opened.staged_path(image)
         with (
-            opened.disk(back_group).read_lease(f"restore of {image.image}"),
-            FileReader(opened.staged_path(image)) as reader,
+            opened.disk_of(image).read_lease(f"restore of {image.image}"),
+            FileReader(path) as reader,
         ):
             yield CheckedReader(reader, chunks)
     else:

@@ -137,6 +137,8 @@ def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
     if opened.catalog.freed(image.image):
         return True
+    if not opened.is_staged(image):
+        return False
     path = opened.staged_path(image)
     with suppress(FileNotFoundError):
         return path.stat().st_size == image.size_bytes and side_path(path, "chunks").exists()

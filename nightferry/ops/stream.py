@@ -153,11 +153,11 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
     stays on staging until its run is settled.
     """
     opened.catalog.refresh()
-    groups = {g.name: g for g in opened.site.groups_of(back_group)}
+    groups = {g.name: g for g in opened.site.groups}
     found = []
     for image in reversed(opened.catalog.images()):
         group = groups.get(image.group)
-        if group is None or opened.catalog.freed(image.image) or not opened.staged_path(image).exists():
+        if group is None or opened.back_group_of(image) != back_group or not opened.is_staged(image):
             continue
         if image.state != "whole" and not opened.catalog.accepted(image):
             continue

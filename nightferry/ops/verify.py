@@ -36,16 +36,17 @@ class Checked:
 
 
 def copies_to_verify(opened: OpenSite, destination: str | None = None) -> list[CopyRecord]:
-    """Every copy that claims to be readable, newest image first."""
+    """Every copy at a destination of the site that claims to be readable, newest image first."""
+    known = {d.name for d in opened.site.destinations}
     if destination is not None:
-        opened.site.destination(destination)
+        known = {opened.site.destination(destination).name}
     opened.catalog.refresh()
     return [
         copy
         for image in opened.catalog.images()
         for copy in opened.catalog.copies(image.image)
         if copy.state in ("whole", "verified", "suspect", "damaged")
-        and (destination is None or copy.destination == destination)
+        and copy.destination in known
     ]
 
 
@@ -116,9 +117,8 @@ def remake_copy(
         ConfigError: the destination is not in the site file.
     """
     opened.site.destination(destination)
-    if not opened.catalog.freed(image.image) and opened.staged_path(image).exists():
-        back_group = opened.site.group(image.group).back_group
-        with opened.disk(back_group).read_lease(f"copy of {image.image} to {destination}"):
+    if opened.is_staged(image):
+        with opened.disk_of(image).read_lease(f"copy of {image.image} to {destination}"):
             return stream_image(opened, image, destination, progress=progress, cancel=cancel)
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:

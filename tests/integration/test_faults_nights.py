@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from nightferry.ops import gate, stage, stream
+from nightferry.errors import ConfigError
+from nightferry.ops import gate, restore, stage, stream, verify
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.room import set_aside
+from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
+from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
 
 MakeSite = Callable[..., SmallSite]
@@ -77,3 +82,68 @@ def test_an_image_made_anew_since_the_seal_closes_the_gate_until_it_is_sealed(
         view = gate.look(opened, record)
         assert (view.state, view.reason) == ("closed", "not sealed yet: SG1/b")
         assert night.night(opened, BACK_GROUP).result == "whole"
+
+
+def bring_back(opened: OpenSite, store: str, to: Path) -> str:
+    """Restores the newest image whole; returns where it came from."""
+    image = restore.find_image(opened, *store.split("/"))
+    plan = restore.plan_restore(opened, image, [], to)
+    return restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).copy
+
+
+def test_a_destination_taken_out_of_the_site_file_stops_no_restore_and_no_verify(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+    for tar in site.disk.glob("*/*/*.tar"):
+        tar.unlink()
+    site.write_file(copies=("tape",))
+    with site.open(HandClock()) as opened:
+        assert bring_back(opened, "SG1/a", tmp_path / "back") == "tape"
+        assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+        checked = list(verify.verify_copies(opened, progress=QUIET, cancel=Cancel()))
+        assert [(c.copy.destination, c.error) for c in checked] == [("tape", "")] * 2
+        assert [s.colour for s in status(opened)] == ["green", "green"]
+
+
+def test_a_store_taken_out_of_the_site_file_can_still_be_brought_back(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    site = make_site(stores={"SG1": ("a",), "SG2": ("b",)}, copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        # A staged image of it that was found damaged is no reason to stop the nights that follow.
+        (tar,) = site.disk.glob("SG2/b/*.tar")
+        set_aside(tar)
+    expected = tmp_path / "expected"
+    shutil.copytree(site.store("SG2/b"), expected, symlinks=True)
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP, run=record.run)
+    site.write_file(stores={"SG1": ("a",)})
+    with site.open(HandClock()) as opened:
+        assert night.night(opened, BACK_GROUP, new=True).result == "whole"
+        assert bring_back(opened, "SG2/b", tmp_path / "back") == "staging"
+        assert compare_tree(expected, tmp_path / "back") == ""
+        with pytest.raises(ConfigError, match="SG2"):
+            restore.find_image(opened, "SG2", "c")
+
+
+def test_what_a_storage_group_owes_is_delivered_after_it_went_to_another_disk(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    site = make_site(stores={"SG1": ("a",), "SG2": ("b",)}, copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+    other = tmp_path / "other"
+    other.mkdir()
+    site.write_file(more=f'\n[[back_groups]]\nname = "TEX-BACK-2"\npath = "{other}"\n')
+    moved = site.file.read_text().replace('back_group = "TEX-BACK-1"', 'back_group = "TEX-BACK-2"', 1)
+    site.file.write_text(moved)
+    with site.open(HandClock()) as opened:
+        assert stream.owed(opened, "TEX-BACK-2") == []
+        assert bring_back(opened, "SG1/a", tmp_path / "back") == "staging"
+        night.stage_two(opened, record)
+        assert stream.owed(opened, BACK_GROUP) == []
+        assert [s.colour for s in status(opened)] == ["green", "green"]
