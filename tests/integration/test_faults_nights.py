@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from nightferry.errors import ConfigError
-from nightferry.ops import gate, restore, stage, stream, verify
+from nightferry.errors import ConfigError, DestinationError
+from nightferry.ops import gate, restore, run, stage, stream, verify
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.report import night_result
 from nightferry.ops.room import set_aside
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
@@ -147,3 +149,45 @@ def test_what_a_storage_group_owes_is_delivered_after_it_went_to_another_disk(
         night.stage_two(opened, record)
         assert stream.owed(opened, BACK_GROUP) == []
         assert [s.colour for s in status(opened)] == ["green", "green"]
+
+
+def test_a_store_that_left_neither_image_nor_failure_makes_the_night_partial(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP, stores=["SG1/a"])
+        with run.run_lock(opened, BACK_GROUP, progress=QUIET, cancel=Cancel()):
+            record = run.begin_run(opened, BACK_GROUP).run
+            gate.write_seal(opened, record)  # the task of SG1/b died with Prefect's server
+        gate.approve(opened, record, ["SG1/b"], "tomorrow")
+        night.stage_two(opened, record)
+        result = night_result(opened, record)
+        assert (result.outcome, result.exit_code, result.run.result) == ("Partial", 3, "partial")
+        assert "partial: SG1/b" in result.sentence()
+
+
+def test_a_night_that_leaves_an_older_copy_owed_is_not_green(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock()
+    with site.open(clock) as opened:
+        first = night.stage_one(opened, BACK_GROUP)
+        clock.advance(timedelta(days=1))
+
+        original = stream.make_copy
+
+        def refused(opened: OpenSite, outgoing: stream.StagedOutgoing, *rest: object, **more: object) -> object:
+            if outgoing.record.run == first.run and outgoing.record.store == "a":
+                raise DestinationError("refused")
+            return original(opened, outgoing, *rest, **more)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stream, "make_copy", refused)
+            with pytest.raises(DestinationError, match="refused"):
+                night.night(opened, BACK_GROUP)
+        (second, _) = opened.catalog.runs(BACK_GROUP)
+        result = night_result(opened, second)
+        assert (result.outcome, result.exit_code) == ("CopyMissing", 20)
+        assert f"{first.run}.SG1.a.L0 at folder" in result.sentence()
+        assert (result.run.state, result.run.result) == ("ended", "whole")
+        night.stage_two(opened, second)
+        assert night_result(opened, second).outcome == "Completed"
