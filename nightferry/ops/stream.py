@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +33,7 @@ from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, encoded, open_copy
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import set_aside, side_path
-from nightferry.ops.stage import read_index
+from nightferry.ops.stage import proven_chunks, read_index
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
@@ -351,7 +352,7 @@ def verify_copy(
         MediumDamaged: the destination cannot give it back; recorded ``damaged``.
     """
     image = opened.catalog.image(copy.image)
-    chunks = opened.catalog.chunks(copy.image)
+    chunks = proven_chunks(opened, image)
     subject = f"{image.group}/{image.store} at {copy.destination}"
     progress.begin(subject, "verify", image.size_bytes)
     try:
@@ -385,13 +386,14 @@ def verify_copy(
 
 
 def _sampled(count: int, share: float) -> Iterator[Sequence[int]]:
-    """Runs of chunk numbers to read: one run of all, or single ones spread evenly over the image."""
+    """Runs of chunk numbers to read: one run of all, or single ones spread evenly over the image, others each
+    time."""
     if share >= 1:
         if count:
             yield range(count)
         return
-    step = max(1, round(1 / share)) if share > 0 else count
-    for number in range(0, count, step):
+    step = max(1, min(count, round(1 / share)))
+    for number in range(random.randrange(step), count, step):
         yield range(number, number + 1)
 
 

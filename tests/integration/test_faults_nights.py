@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.errors import ConfigError, DestinationError
+from nightferry.errors import CatalogError, ConfigError, DestinationError
 from nightferry.ops import gate, restore, run, stage, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
@@ -191,3 +191,42 @@ def test_a_night_that_leaves_an_older_copy_owed_is_not_green(
         assert (result.run.state, result.run.result) == ("ended", "whole")
         night.stage_two(opened, second)
         assert night_result(opened, second).outcome == "Completed"
+
+
+def test_a_damaged_chunk_table_in_the_catalog_judges_no_copy(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = restore.find_image(opened, "SG1", "a")
+        (table,) = (site.home / "catalog" / "indexes").glob(f"{image.image}.chunks")
+        right = table.read_bytes()
+        for wrong in (right[:-1] + bytes([right[-1] ^ 1]), right[:8], b""):
+            table.write_bytes(wrong)
+            with pytest.raises(CatalogError, match="not what was recorded"):
+                list(verify.verify_copies(opened, progress=QUIET, cancel=Cancel()))
+            with pytest.raises(CatalogError, match="not what was recorded"):
+                bring_back(opened, "SG1/a", tmp_path / "back")
+        table.write_bytes(right)
+        assert {c.state for c in opened.catalog.copies(image.image)} == {"verified"}
+        assert bring_back(opened, "SG1/a", tmp_path / "back") == "staging"
+
+
+def test_a_sample_does_not_clear_a_damaged_copy(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = restore.find_image(opened, "SG1", "b")
+        (copy,) = opened.catalog.copies(image.image)
+        stream.mark_damaged(opened, copy, DestinationError("a bad block"))
+        found = [
+            verify.check_one(opened, c, sample=share, progress=QUIET, cancel=Cancel())
+            for share in (0.5, 1.0)
+            for c in opened.catalog.copies(image.image)
+        ]
+        assert [(c.copy.state, c.exit_code) for c in found] == [("damaged", 30), ("verified", 0)]
+
+
+def test_samples_come_round_to_every_chunk() -> None:
+    met = [set(c for part in stream._sampled(40, 0.1) for c in part) for _ in range(300)]
+    assert {len(m) for m in met} == {4}
+    assert set().union(*met) == set(range(40))
