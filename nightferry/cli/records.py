@@ -192,6 +192,6 @@ def files(
         if rows
         else "every file of them came out whole"
         if outcome
-        else "nothing is in it"
+        else "nothing to list"
     )
     session.out.result({"image": image, "files": documents}, shown)
