@@ -21,10 +21,11 @@ from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
-from nightferry.errors import CatalogError, ClusterError, ConfigError, NotInThisRelease, Unavailable
+from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
+from nightferry.model.names import split_store
 from nightferry.model.nodes import LocalClusterSettings
 from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
@@ -98,46 +99,47 @@ class OpenSite:
         """The BACK group's disk, as it is mounted here."""
         return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
 
-    def back_group_of(self, image: ImageRecord) -> str | None:
-        """The BACK group on whose disk the image was staged; None when the site file has none for it any more.
+    def back_group_of(self, image: ImageRecord) -> str:
+        """The BACK group that the image was staged on.
 
-        The image's run knows, also after its storage group went to another BACK group or out of the site file;
-        when that BACK group has another name now, the storage group does.
+        Its run knows, also when its storage group has left the site file or went to another BACK group; when
+        that BACK group has another name by now, the storage group does.
         """
         run = self.catalog.latest(RunRecord, image.run)
-        if run is not None and any(b.name == run.back_group for b in self.site.back_groups):
+        group = next((g for g in self.site.groups if g.name == image.group), None)
+        if run is not None and (
+            group is None or any(b.name == run.back_group for b in self.site.back_groups)
+        ):
             return run.back_group
-        return next((g.back_group for g in self.site.groups if g.name == image.group), None)
-
-    def disk_of(self, image: ImageRecord) -> BackDisk:
-        """The disk on which the image was staged.
-
-        Raises:
-            ConfigError: the site file has no BACK group for it any more.
-        """
-        return BackDisk(self._back_path(image), self.clock)
+        return group.back_group if group is not None else ""
 
     def staged_path(self, image: ImageRecord) -> Path:
         """Where the image lies on staging (whether or not it is still there).
 
         Raises:
-            ConfigError: the site file has no BACK group for it any more.
+            ConfigError: its BACK group has left the site file.
         """
-        return self._back_path(image) / image.path
-
-    def _back_path(self, image: ImageRecord) -> Path:
-        name = self.back_group_of(image)
-        if name is None:
-            raise ConfigError(
-                f"the site file has no BACK group for image {image.image} any more", subject=image.image
-            )
-        return Path(self.site.back_group(name).path)
+        return Path(self.site.back_group(self.back_group_of(image)).path) / image.path
 
     def is_staged(self, image: ImageRecord) -> bool:
-        """Whether the image lies on staging and was not freed."""
-        if self.catalog.freed(image.image) or self.back_group_of(image) is None:
-            return False
-        return self.staged_path(image).exists()
+        """Whether the image can be read from staging."""
+        disks = {b.name for b in self.site.back_groups}
+        return (
+            not self.catalog.freed(image.image)
+            and self.back_group_of(image) in disks
+            and self.staged_path(image).exists()
+        )
+
+    def require_store(self, name: str) -> tuple[str, str]:
+        """``GROUP/STORE`` → both names, of a store that the site file lists or whose images there still are.
+
+        Raises:
+            ConfigError: neither.
+        """
+        group, store = split_store(name)
+        if not self.catalog.images(group, store):
+            self.site.store(name)
+        return group, store
 
     def ring_settings(self) -> RingSettings:
         """How one stream of stage one moves bytes; all streams together hold at most twice ``buffers``."""
@@ -182,7 +184,9 @@ class OpenSite:
 
     def scratch_folder(self, back_group: str) -> Path:
         """Where on the BACK disk what lives shorter than its process may lie."""
-        return _scratch_of(self.disk(back_group))
+        folder = self.disk(back_group).folder / "scratch"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
 
     @contextmanager
     def scratch(self, image: ImageRecord) -> Iterator[Path]:
@@ -190,7 +194,7 @@ class OpenSite:
 
         It is locked as long as its process lives: who finds it unlocked may remove it.
         """
-        folder = _scratch_of(self.disk_of(image))
+        folder = self.scratch_folder(self.back_group_of(image))
         path = folder / f"{image.image}.{os.getpid()}.tar"
         with path.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -301,12 +305,6 @@ class OpenSite:
                 )
             case _:
                 raise NotInThisRelease(f"destination kind {settings.kind!r} is not in this release")
-
-
-def _scratch_of(disk: BackDisk) -> Path:
-    folder = disk.folder / "scratch"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
 
 
 def operator() -> str:

@@ -100,8 +100,7 @@ class NightResult:
                 return text + (lost if self.lost else "")
             case "Partial":
                 named = ", ".join(
-                    self._lacking
-                    + [f"{i.group}/{i.store}" for i in self.images if i.state == "partial"]
+                    self._lacking + [f"{i.group}/{i.store}" for i in self.images if i.state == "partial"]
                 )
                 return f"{text}; partial: {named}"
         return f"{text}; staged" if self.staged_only else f"{text}, every copy verified"

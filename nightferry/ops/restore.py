@@ -105,9 +105,7 @@ def find_image(
         ConfigError: no such store or image, or none that early.
     """
     opened.catalog.refresh()
-    if not opened.catalog.images(group, store):
-        # What is not in the site file any more can still be brought back; a name never heard of is a mistake.
-        opened.site.store(f"{group}/{store}")
+    opened.require_store(f"{group}/{store}")
     if image is not None:
         found = opened.catalog.image(image)
         if (found.group, found.store) != (group, store):
@@ -132,7 +130,7 @@ def find_image(
 def places_of(
     opened: OpenSite, image: ImageRecord, only: str | None = None, *, wanted_bytes: int | None = None
 ) -> tuple[Choice, ...]:
-    """Where the image can be read from, the nearest first.
+    """Where the image can be read from, the nearest first; not where the site file knows no way to any more.
 
     Raises:
         ConfigError: ``only`` is not the name of a destination.
@@ -140,7 +138,6 @@ def places_of(
     """
     staged = opened.is_staged(image)
     names = [d.name for d in opened.site.destinations]
-    # A destination that the site file does not name any more cannot be opened.
     copies = [c for c in opened.catalog.copies(image.image) if c.destination in names]
     if only == STAGING:
         copies = []
@@ -230,10 +227,10 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
     """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
     chunks = proven_chunks(opened, image)
     if place.copy is None:
-        path = opened.staged_path(image)
+        back_group = opened.back_group_of(image)
         with (
-            opened.disk_of(image).read_lease(f"restore of {image.image}"),
-            FileReader(path) as reader,
+            opened.disk(back_group).read_lease(f"restore of {image.image}"),
+            FileReader(opened.staged_path(image)) as reader,
         ):
             yield CheckedReader(reader, chunks)
     else:

@@ -62,9 +62,9 @@ def _of_store(
     if image is None:
         return StoreStatus(group, store, "red", None, False, (), None, "never backed up whole")
     staged = opened.is_staged(image)
-    known = {d.name for d in opened.site.destinations}
-    copies = tuple(c for c in opened.catalog.copies(image.image) if c.destination in known)
-    good = {c.destination for c in copies if c.state in ("whole", "verified")}
+    copies = tuple(opened.catalog.copies(image.image))
+    reached = {d.name for d in opened.site.destinations}
+    good = {c.destination for c in copies if c.state in ("whole", "verified")} & reached
     proved = max((c.verified for c in copies if c.verified and c.state == "verified"), default=None)
     lacking = [d for d in policy if not any(c.destination == d and c.state == "verified" for c in copies)]
     colour: Colour

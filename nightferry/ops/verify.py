@@ -38,17 +38,16 @@ class Checked:
 
 
 def copies_to_verify(opened: OpenSite, destination: str | None = None) -> list[CopyRecord]:
-    """Every copy at a destination of the site that claims to be readable, newest image first."""
-    known = {d.name for d in opened.site.destinations}
+    """Every copy that claims to be readable, newest image first."""
     if destination is not None:
-        known = {opened.site.destination(destination).name}
+        opened.site.destination(destination)
     opened.catalog.refresh()
     return [
         copy
         for image in opened.catalog.images()
         for copy in opened.catalog.copies(image.image)
         if copy.state in ("whole", "verified", "suspect", "damaged")
-        and copy.destination in known
+        and (destination is None or copy.destination == destination)
     ]
 
 
@@ -124,7 +123,8 @@ def remake_copy(
     """
     opened.site.destination(destination)
     if opened.is_staged(image):
-        with opened.disk_of(image).read_lease(f"copy of {image.image} to {destination}"):
+        back_group = opened.back_group_of(image)
+        with opened.disk(back_group).read_lease(f"copy of {image.image} to {destination}"):
             return stream_image(opened, image, destination, progress=progress, cancel=cancel)
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:
@@ -143,9 +143,7 @@ def remake_copy(
                 last = error
                 progress.say(f"{place.source} cannot give {image.image} back: {error}")
                 continue
-            outgoing = StagedOutgoing(
-                image, scratch, chunks=proven_chunks(opened, image), cancel=cancel
-            )
+            outgoing = StagedOutgoing(image, scratch, chunks=proven_chunks(opened, image), cancel=cancel)
             return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     if last is not None:
         raise last
