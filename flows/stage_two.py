@@ -50,7 +50,11 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
             for name, state in zip(names, states, strict=True):
                 if state.is_completed():
                     # When all have ended, so that every copy of the catalog knows all copies of the night.
-                    deliver_catalog(site, name, return_state=True)
+                    delivered = deliver_catalog(site, name, return_state=True)
+                    if not delivered.is_completed():
+                        PrefectProgress().say(
+                            f"no copy of the catalog came to {name}: {delivered.message}", subject=name
+                        )
                     here.close_destination(name)
             free_staging(site, back_group)
         failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]
