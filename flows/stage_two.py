@@ -15,6 +15,7 @@ from blocks.site import Site
 from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
+from nightferry.ops.move import require_handed_over
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.run import run_lock
 from nightferry.ops.stream import owed
@@ -34,6 +35,9 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
         site: The site.
         back_group: Whose staging is streamed; what older runs still owe goes first.
         run: Only for the name in the UI.
+
+    Raises:
+        GateClosed: the disk is still with the node that staged last.
     """
     with at_work():
         here = opened(site)
@@ -44,6 +48,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
             run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL),
             here.disk(back_group).read_lease(f"stage two of {run or back_group}"),
         ):
+            require_handed_over(here, back_group)
             with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
                 states = _all_destinations(pool, site, back_group, names)
             CANCEL.check()

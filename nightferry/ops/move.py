@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from nightferry.cluster.disk import OwnerToken
-from nightferry.errors import BusyError, ClusterError, MoveFailed
+from nightferry.errors import BusyError, ClusterError, GateClosed, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
 from nightferry.ops.opened import OpenSite, operator
@@ -48,6 +48,23 @@ def to_passive(
     require_open(opened, run)
     target = target_of(opened, run.back_group, to)
     return _when_free(opened, run, target, waits=True, progress=progress, cancel=cancel)
+
+
+def require_handed_over(opened: OpenSite, back_group: str) -> None:
+    """Stage two reads only what went through the gate: the disk must not be with the node that staged last.
+
+    Raises:
+        GateClosed: it is.
+    """
+    opened.catalog.refresh()
+    newest = next(iter(opened.catalog.runs(back_group)), None)
+    token = opened.disk(back_group).owner()
+    if newest is not None and (token is None or token.node == newest.node):
+        raise GateClosed(
+            f"the disk of {back_group} is still with {newest.node}: its gate has not let run {newest.run} by",
+            hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves first",
+            subject=newest.run,
+        )
 
 
 def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
