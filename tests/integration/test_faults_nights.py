@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.errors import CatalogError, ConfigError, DestinationError
-from nightferry.ops import gate, restore, run, stage, stream, verify
+from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed
+from nightferry.model.records import ImageRecord
+from nightferry.ops import gate, move, restore, run, stage, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.ops.room import set_aside
@@ -264,3 +265,29 @@ def test_an_image_of_a_node_whose_clock_goes_ahead_is_the_newest_all_the_same(ma
         assert {s.colour for s in status(opened)} == {"green"}
         with pytest.raises(ConfigError, match="began by"):
             restore.find_image(opened, "SG1", "a", as_of=clock.now())
+
+
+def test_stage_two_by_itself_reads_nothing_that_did_not_go_through_the_gate(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        move.require_handed_over(opened, BACK_GROUP)  # no run yet: nothing is owed
+        shutil.rmtree(site.store("SG1/b"))
+        record = night.stage_one(opened, BACK_GROUP)
+        with pytest.raises(GateClosed, match="still with TEX-ACTV-1"):
+            move.require_handed_over(opened, BACK_GROUP)
+        gate.approve(opened, record, ["SG1/b"], "gone")
+        night.stage_two(opened, record)
+        move.require_handed_over(opened, BACK_GROUP)
+
+
+def test_an_image_under_another_images_name_is_not_taken_over(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        before = opened.catalog.all(ImageRecord)
+        for path in sorted(site.disk.glob("SG1/a/*")):
+            shutil.copy(path, path.with_name(path.name.replace("20261110", "20261109")))
+        with run.run_lock(opened, BACK_GROUP, progress=QUIET, cancel=Cancel()):
+            run.begin_run(opened, BACK_GROUP, run=record.run)
+        assert opened.catalog.all(ImageRecord) == before
+        assert len(site.staged()) == 2
