@@ -1,0 +1,160 @@
+"""Cutting a stream into parts, from memory that all uploads of a destination share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from awscrt import checksums
+
+from nightferry.errors import DestinationError, IntegrityError
+from nightferry.progress import Cancel
+from nightferry.units import MIB
+
+PART_BYTES = 16 * MIB
+SMALLEST_PART, LARGEST_PART = 5 * MIB, 5 << 30
+"""S3's limits; the last part may be smaller. Source: Amazon S3 user guide, multipart upload limits."""
+MOST_PARTS = 10_000
+MEMORY_BYTES = 128 * MIB
+"""All part buffers of a destination together, however large the images and however many go up at once."""
+
+
+def part_sizes(
+    length: int | None, *, most_parts: int = MOST_PARTS, part_bytes: int = PART_BYTES
+) -> Iterator[int]:
+    """The size of each part in turn, in whole MiB, at most ``most_parts`` of them.
+
+    Args:
+        length: Bytes to come; None when nobody knows: the parts then double every eighth of the way, to
+            ``MEMORY_BYTES``, so that a short stream has small parts and a long one fits all the same.
+        most_parts: The provider's limit.
+        part_bytes: The smallest part.
+
+    Raises:
+        DestinationError: ``length`` does not fit into an object.
+    """
+    if length is not None:
+        size = max(part_bytes, _whole_mib(length, most_parts))
+        if size > LARGEST_PART:
+            raise DestinationError(
+                f"{length} bytes are more than one object can hold", hint="shard the store"
+            )
+        for _ in range(most_parts):
+            yield size
+        return
+    size = part_bytes
+    for number in range(1, most_parts + 1):
+        yield size
+        if number % max(1, most_parts // 8) == 0:
+            size = min(2 * size, max(MEMORY_BYTES, part_bytes))
+
+
+class Memory:
+    """A count of bytes that several threads share."""
+
+    def __init__(self, size_bytes: int = MEMORY_BYTES) -> None:
+        self.size_bytes = size_bytes
+        self.most_taken = 0
+        self._taken = 0
+        self._turn = threading.Condition()
+
+    def take(self, count: int, cancel: Cancel) -> None:
+        """Waits until ``count`` bytes are free and takes them.
+
+        Raises:
+            Cancelled: a stop was asked for meanwhile.
+        """
+        with self._turn:
+            while self._taken + count > self.size_bytes:
+                cancel.check()
+                self._turn.wait(0.2)
+            self._taken += count
+            self.most_taken = max(self.most_taken, self._taken)
+
+    def give(self, count: int) -> None:
+        with self._turn:
+            self._taken -= count
+            self._turn.notify_all()
+
+
+@dataclass(slots=True)
+class Part:
+    """A part in memory; ``drop`` it when it has been sent."""
+
+    number: int
+    data: bytearray
+    memory: Memory
+    reserved: int
+
+    def drop(self) -> None:
+        self.data = bytearray()
+        self.memory.give(self.reserved)
+
+
+def cut(
+    pieces: Iterator[memoryview], sizes: Iterator[int], length: int | None, memory: Memory, cancel: Cancel
+) -> Iterator[Part]:
+    """Parts of the stream in order; at least one, which may be empty.
+
+    A piece is copied before the next one is asked for. Whoever gets a part drops it.
+
+    Raises:
+        DestinationError: the stream is longer than all parts together.
+    """
+    rest: memoryview | None = memoryview(b"")
+    left = length
+    for number, size in enumerate(sizes, 1):
+        if left is not None:
+            size = min(size, max(left, 1))
+        memory.take(size, cancel)
+        part = Part(number, bytearray(size), memory, size)
+        filled = 0
+        try:
+            while filled < size:
+                if not rest:
+                    rest = next(pieces, None)
+                    if rest is None:
+                        break
+                    continue
+                step = min(len(rest), size - filled)
+                part.data[filled : filled + step] = rest[:step]
+                rest = rest[step:]
+                filled += step
+            del part.data[filled:]
+        except BaseException:
+            part.drop()
+            raise
+        left = None if left is None else left - filled
+        if (not filled and number > 1) or (left == 0 and _more(rest, pieces)):
+            part.drop()
+            if filled:
+                raise IntegrityError(f"more than the {length} bytes that were announced")
+            return
+        yield part
+        if rest is None or left == 0:
+            return
+    if _more(rest, pieces):
+        raise DestinationError(
+            "the stream is longer than an object of this many parts", hint="shard the store"
+        )
+
+
+def _more(rest: memoryview | None, pieces: Iterator[memoryview]) -> bool:
+    """Whether the stream goes on; asking makes its source say what it says at its end."""
+    return bool(rest) or (rest is not None and next(pieces, None) is not None)
+
+
+def crc64(data: bytes | bytearray | memoryview) -> int:
+    """CRC64NVME, as S3 takes it."""
+    return int(checksums.crc64nvme(data))
+
+
+def joined_crc(first: int, second: int, second_bytes: int) -> int:
+    """The CRC64NVME of two pieces after each other."""
+    return int(checksums.combine_crc64nvme(first, second, second_bytes))
+
+
+def _whole_mib(length: int, most_parts: int) -> int:
+    share = -(-length // most_parts)
+    return -(-share // MIB) * MIB
