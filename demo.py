@@ -137,11 +137,12 @@ def main() -> int:
 
     title("Where to look")
     server = json.loads(nightferry("server", "status", "--json", show=False))
-    print(f"Prefect UI:   {server.get('ui', '')}   (stop it with `nightferry server stop`)")
+    print(f"Prefect UI:   {server.get('ui', '')}")
     print(f"the site:     {SITE}")
     print(f"its catalog:  {HERE / 'catalog'}")
-    program = Path(sys.executable).with_name("nightferry")
-    print(f"go on with:   {program} --site {SITE} runs   (or images, files, restore, --help)")
+    print(f"go on in:     cd {HERE}")
+    print(f"              export NIGHTFERRY_STATE=$PWD/state PATH={Path(sys.executable).parent}:$PATH")
+    print("with:         nightferry runs, images, files, restore …; nightferry server stop; --help")
     return 0
 
 

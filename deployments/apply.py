@@ -26,6 +26,12 @@ from nightferry.errors import ConfigError
 from nightferry.model.load import LoadedSite
 from nightferry.model.site import Site as SiteModel
 
+WORKER_ENVIRONMENT = {
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "DO_NOT_TRACK": "1",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -226,12 +232,12 @@ def apply(loaded: LoadedSite) -> list[Planned]:
     require_guarded_api()
     try:
         Site.register_type_and_schema()
-        publish(loaded)
+        block = publish(loaded)
         planned = plan_deployments(loaded.site)
         with get_client(sync_client=True) as client:
             _pool(client, loaded.site)
             for deployment in planned:
-                _deploy(client, loaded.site, deployment)
+                _deploy(client, loaded.site, block, deployment)
     except (PrefectHTTPStatusError, httpx.HTTPError) as error:
         raise ConfigError(f"the Prefect server refused: {error}") from error
     return planned
@@ -257,15 +263,26 @@ def _pool(client: SyncPrefectClient, site: SiteModel) -> None:
             continue
 
 
-def _deploy(client: SyncPrefectClient, site: SiteModel, planned: Planned) -> None:
+def _paused_schedules(client: SyncPrefectClient, planned: Planned) -> set[str]:
+    """Slugs that an operator paused in the UI: deploying again is no reason to begin them again."""
+    try:
+        known = client.read_deployment_by_name(planned.full_name)
+    except ObjectNotFound:
+        return set()
+    return {schedule.slug for schedule in known.schedules if schedule.slug and not schedule.active}
+
+
+def _deploy(client: SyncPrefectClient, site: SiteModel, block: Site, planned: Planned) -> None:
     loaded = load_flow(planned.entrypoint)
-    reference = {"$ref": {"block_document_slug": f"{Site.get_block_type_slug()}/{document_name(site)}"}}
+    # By its id, because the run form shows no other reference as chosen.
+    reference = {"$ref": {"block_document_id": str(block._block_document_id)}}
+    paused = _paused_schedules(client, planned)
     schedules = [
         DeploymentScheduleCreate(
             schedule=CronSchedule(cron=cron, timezone=site.site.timezone),
             parameters=dict(parameters),
             slug=slug,
-            active=True,
+            active=slug not in paused,
         )
         for slug, (cron, parameters) in planned.schedules.items()
     ]
@@ -282,5 +299,5 @@ def _deploy(client: SyncPrefectClient, site: SiteModel, planned: Planned) -> Non
         concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
         tags=["nightferry", document_name(site)],
         pull_steps=[],
-        job_variables={"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "DO_NOT_TRACK": "1"}},
+        job_variables={"env": dict(WORKER_ENVIRONMENT)},
     )

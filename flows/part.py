@@ -23,9 +23,9 @@ SERVER_AWAY = (httpx.TransportError, PrefectHTTPStatusError)
 def part(flow: Flow[..., Any], *arguments: Any, **options: Any) -> State[Any]:
     """Runs a subflow and returns its final state.
 
-    When the server is away, Prefect can neither begin nor end a subflow. Then the same steps run as steps of the
-    calling flow, with the subflow's own threads. What the subflow had done already is found in the records, as in
-    every rerun.
+    When the server is away, Prefect can neither begin nor end a subflow. Then the same steps run as steps
+    of the calling flow, with the subflow's own threads. What the subflow had done already is found in the
+    records, as in every rerun.
     """
     try:
         # Called through Any: Flow's overloads do not see return_state behind unknown keywords.

@@ -45,6 +45,11 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
             with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
                 states = _all_destinations(pool, site, back_group, names)
             CANCEL.check()
+            for name, state in zip(names, states, strict=True):
+                if state.is_completed():
+                    # When all have ended, so that every copy of the catalog knows all copies of the night.
+                    deliver_catalog(site, name, return_state=True)
+                    here.close_destination(name)
             free_staging(site, back_group)
         failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]
         if failed:
@@ -81,8 +86,6 @@ def to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
             wait(futures)
             CANCEL.check()
             failed = [f for f in futures if f.state.is_failed()]
-            if any(not f.state.is_failed() for f in futures):
-                deliver_catalog(site, destination, return_state=True)
         finally:
             here.close_destination(destination)
         if failed:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 
 from blocks.site import Site
 from flows.move_group import move_group
@@ -16,6 +16,7 @@ from flows.part import part, require_success
 from flows.show import show_report
 from flows.stage_one import stage_one
 from flows.stage_two import COPY_MISSING, stage_two
+from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GateClosed
 from nightferry.model.records import RunRecord
 from nightferry.ops.gate import approve, look
@@ -67,30 +68,34 @@ def two_stage_backup(
         progress = PrefectProgress()
         # A node whose clock is behind the schedule's would find itself in the night before.
         moment = max(here.clock.now(), flow_run.get_scheduled_start_time())
-        with run_lock(here, back_group, moment=moment, progress=progress, cancel=CANCEL) as lock:
-            if stage == "two":
-                sealed = continue_sealed(here, back_group, run)
-                begun = set_state(here, sealed, flow_run=str(flow_run.get_id() or ""))
-            else:
-                started = begin_run(
-                    here,
-                    back_group,
-                    groups=groups,
-                    stores=stores,
-                    level=level,
-                    run=run,
-                    new=new,
-                    moment=moment,
-                    flow_run=str(flow_run.get_id() or ""),
+        try:
+            with run_lock(here, back_group, moment=moment, progress=progress, cancel=CANCEL) as lock:
+                if stage == "two":
+                    sealed = continue_sealed(here, back_group, run)
+                    begun = set_state(here, sealed, flow_run=str(flow_run.get_id() or ""))
+                else:
+                    started = begin_run(
+                        here,
+                        back_group,
+                        groups=groups,
+                        stores=stores,
+                        level=level,
+                        run=run,
+                        new=new,
+                        moment=moment,
+                        flow_run=str(flow_run.get_id() or ""),
+                    )
+                    progress.say(started.how)
+                    if started.finished:
+                        return Completed(message=started.how)
+                    begun = started.run
+                lock.name_run(begun.run)
+                accepted = accept_partial or ()
+                return night(
+                    site, here, begun, stage, accept_partial=accepted, reason=reason, stagger=stagger
                 )
-                progress.say(started.how)
-                if started.finished:
-                    return Completed(message=started.how)
-                begun = started.run
-            lock.name_run(begun.run)
-            return night(
-                site, here, begun, stage, accept_partial=accept_partial or (), reason=reason, stagger=stagger
-            )
+        except Stopped as stopped:
+            return Cancelled(message=f"{stopped}; rerunning goes on where it stopped")
 
 
 def continue_sealed(here: OpenSite, back_group: str, run: str | None) -> RunRecord:

@@ -124,7 +124,9 @@ class PositionLost(DestinationError):
 class MediumDamaged(DestinationError):
     """A cartridge or object cannot be read or written where it should be."""
 
-    default_hint = "retire the cartridge with `nightferry media retire` and re-make its copies"
+    default_hint = (
+        "`nightferry verify --copy` finds what else is damaged there; `nightferry copy` makes it again"
+    )
 
 
 class Unavailable(DestinationError):

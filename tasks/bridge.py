@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,11 +35,14 @@ MIN_UPDATE_S = 2.0
 CANCEL = Cancel()
 """The process's one stop request: set by SIGTERM (Prefect cancels a run with it) and SIGINT."""
 
+SignalHandler = Callable[[int, FrameType | None], object]
+
 _POST = ThreadPoolExecutor(max_workers=1, thread_name_prefix="progress")
 
 _open_sites: dict[str, OpenSite] = {}
 _lock = threading.Lock()
 _terminal: Progress | None = None
+_on_signal: SignalHandler | None = None
 
 
 def opened(site: Site) -> OpenSite:
@@ -52,17 +55,20 @@ def opened(site: Site) -> OpenSite:
         return _open_sites[digest]
 
 
-def show_on(terminal: Progress | None) -> None:
-    """The command line's own sink, beside Prefect's artifacts."""
-    global _terminal
+def serve(terminal: Progress, on_signal: SignalHandler) -> None:
+    """Names the command line's own sink, beside Prefect's artifacts, and what it does at a signal."""
+    global _terminal, _on_signal
     _terminal = terminal
+    _on_signal = on_signal
 
 
 @contextmanager
 def at_work() -> Iterator[None]:
     """Around a flow's body: the core's log reaches Prefect, and a stop request reaches the core.
 
-    Signals are only taken over in the main thread; what was installed before is called as well.
+    Prefect would raise at a signal wherever the main thread is, while other threads still write. Here the
+    first one only asks: every thread stops at its next chunk. The second is Prefect's, or the command
+    line's, to handle.
     """
     _send_core_logs_to_prefect()
     if threading.current_thread() is not threading.main_thread():
@@ -71,9 +77,14 @@ def at_work() -> Iterator[None]:
     before: dict[int, Any] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        CANCEL.set(f"signal {signal.Signals(number).name}")
+        again = CANCEL.is_set()
+        # This thread may hold the very lock that setting takes: another thread can wait for it.
+        reason = f"{signal.Signals(number).name} received"
+        threading.Thread(target=CANCEL.set, args=(reason,), daemon=True).start()
         previous = before[number]
-        if callable(previous):
+        if _on_signal is not None:
+            _on_signal(number, frame)
+        elif again and callable(previous):
             previous(number, frame)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -126,7 +137,7 @@ class _Shown:
 
 
 class PrefectProgress:
-    """A progress artifact for every subject that takes longer than ``MIN_UPDATE_S``; at most one update in that time.
+    """A progress artifact for what takes longer than ``MIN_UPDATE_S``; at most one update in that time.
 
     An artifact that cannot be written (the server is away) is said once in the log and never stops the work.
     """

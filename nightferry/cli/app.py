@@ -1,7 +1,7 @@
-"""The command line: its verbs, its global options, and how it ends.
+"""The command line: its verbs and how it ends.
 
-A verb is one line in `VERBS`; its module is imported only when it is asked for, so that `nightferry --help`
-loads neither pyarrow, Prefect nor pydantic.
+A verb is one line in `VERBS`; its module is imported only when it is asked for, and even the parser of commands
+is not for `nightferry --help`, which therefore answers at once.
 """
 
 from __future__ import annotations
@@ -10,25 +10,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from cyclopts import (
-    App,
-    CycloptsError,
-    Group,
-    MissingArgumentError,
-    Parameter,
-    UnknownCommandError,
-    UnusedCliTokensError,
-)
-
-from nightferry import __version__
 from nightferry.cli import session as sessions
 from nightferry.cli.output import Output, StdoutClosed
 from nightferry.cli.session import Session
-from nightferry.errors import Cancelled, ConfigError, NightferryError
-from nightferry.model.text import safe
+from nightferry.errors import Cancelled, NightferryError
 
 
 class Verb(NamedTuple):
@@ -70,42 +57,7 @@ VERBS = (
 )
 """Every verb, in the order that help shows."""
 
-app = App(
-    name="nightferry",
-    help="Two-stage backup: disk to disk, a gate on proof, then tape and object stores.",
-    version=__version__,
-    result_action="return_value",
-    # Markdown help would import a whole Markdown parser before the first line is shown.
-    help_format="plaintext",
-    default_parameter=Parameter(negative=()),
-    suppress_keyboard_interrupt=False,
-)
-# The meta app, which takes the global options, is made by cyclopts and does not inherit this.
-app.meta.suppress_keyboard_interrupt = False
-_LATER = Group("Not in this release", sort_key=1000)
-for _position, _verb in enumerate(VERBS):
-    app.command(
-        f"nightferry.cli.{_verb.target}",
-        name=_verb.name,
-        help=_verb.help,
-        sort_key=_position,
-        group=None if _verb.delivered else _LATER,
-    )
-
-
-@app.meta.default
-def launch(
-    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    site: Annotated[Path | None, Parameter(help="The site file.")] = None,
-    json: Annotated[bool, Parameter(help="Results as JSON.", show_default=False)] = False,
-) -> object:
-    """Takes the global options from wherever they stand and hands the rest to the verb."""
-    session = sessions.current()
-    session.site_path = site
-    session.out.as_json = session.out.as_json or json
-    if session.out.as_json:
-        _require_verb(tokens)
-    return app(tokens, exit_on_error=False, print_error=False)
+SUMMARY = "Two-stage backup: disk to disk, a gate on proof, then tape and object stores."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,12 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], session: Session) -> int:
     out = session.out
     try:
-        returned = app.meta(list(arguments), exit_on_error=False, print_error=False)
+        if list(arguments) in ([], ["--help"], ["-h"]):
+            out.result({}, overview())
+            return 0
+        from nightferry.cli.commands import dispatch
+
+        returned = dispatch(arguments)
         out.close()
         out.flush()
         return returned if isinstance(returned, int) else 0
-    except CycloptsError as error:
-        return _fail(_usage(error), session)
     except NightferryError as error:
         return _fail(error, session)
     except KeyboardInterrupt:
@@ -169,51 +124,19 @@ def _fail(error: NightferryError, session: Session) -> int:
     return code
 
 
-def _require_verb(tokens: Sequence[str]) -> None:
-    """A noun alone shows its help, which is no JSON document.
-
-    Raises:
-        ConfigError: the words name no command.
-    """
-    chain, apps, rest = app.parse_commands(tokens)
-    if apps[-1].default_command is None and not rest:
-        raise ConfigError(
-            f"{_called(chain)} needs a verb: {', '.join(_verbs_of(apps[-1]))}",
-            hint=f"see {_called((*chain, '--help'))}",
-        )
-
-
-def _usage(error: CycloptsError) -> ConfigError:
-    """What is wrong with the words of a command, in ours."""
-    chain = error.command_chain or ()
-    called = _called(chain)
-    hint = f"see {_called((*chain, '--help'))}"
-    match error:
-        case UnknownCommandError():
-            import difflib
-
-            # cyclopts would import every verb's module to say this.
-            names = _verbs_of(error.app) if chain and error.app else [v.name for v in VERBS]
-            verb = safe(error.unused_tokens[0]) if error.unused_tokens else ""
-            near = difflib.get_close_matches(verb, names, n=1)
-            of = f" of {called}" if chain else ""
-            advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
-            return ConfigError(f"no verb{of} is called {verb!r}; {advice}", hint=hint)
-        case MissingArgumentError() if error.argument is not None and not error.tokens_so_far:
-            option = error.argument.name
-            return ConfigError(f"{called} needs {option}", hint=hint, subject=option)
-        case UnusedCliTokensError():
-            return ConfigError(
-                f"{called} does not take {', '.join(repr(safe(t)) for t in error.unused_tokens or ())}",
-                hint=hint,
-            )
-    text = str(error).strip().rstrip(".")
-    return ConfigError(text[:1].lower() + text[1:], hint=hint)
-
-
-def _called(chain: Sequence[str]) -> str:
-    return f"`{' '.join(('nightferry', *(safe(word) for word in chain)))}`"
-
-
-def _verbs_of(noun: App) -> list[str]:
-    return [name for name in noun if not name.startswith("-")]
+def overview() -> str:
+    """What `nightferry --help` shows: every verb, those of later releases apart."""
+    width = max(len(verb.name) for verb in VERBS)
+    lines = ["Usage: nightferry VERB [OPTIONS]", "", SUMMARY, "", "Verbs:"]
+    lines += [f"  {verb.name:{width}}  {verb.help}" for verb in VERBS if verb.delivered]
+    lines += ["", "Not in this release:"]
+    lines += [f"  {verb.name:{width}}  {verb.help}" for verb in VERBS if not verb.delivered]
+    lines += [
+        "",
+        "Everywhere:",
+        "  --site PATH  The site file; else NIGHTFERRY_SITE, ./nightferry.toml, /etc/nightferry/nightferry.toml.",
+        "  --json       Results as JSON (docs/cli-json.md).",
+        "  --help       What a verb does and takes: nightferry VERB --help.",
+        "  --version    The version.",
+    ]
+    return "\n".join(lines)

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from nightferry.cli.prefect_server import Server, state_folder, use_server
 from nightferry.cli.session import Session, current
 from nightferry.errors import (
+    Cancelled,
     ConfigError,
     NightferryError,
     NotInThisRelease,
@@ -147,13 +148,15 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
     """
     cancel = session.cancel  # from here on the first signal stops at the next chunk
     server = _use_prefect(session, loaded)
+    from prefect.exceptions import TerminationSignal
+
     from blocks.site import Site
     from flows.part import SERVER_AWAY
     from flows.two_stage import two_stage_backup
     from nightferry.ops.report import night_result
-    from tasks.bridge import opened, show_on
+    from tasks.bridge import opened, serve
 
-    show_on(session.out.progress)
+    serve(session.out.progress, session.stop)
     block = Site(text=loaded.text)
     results: list[NightResult] = []
     errors: list[NightferryError] = []
@@ -165,6 +168,9 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         try:
             with _heartbeats(server):
                 state = two_stage_backup(block, **night.arguments, **options, return_state=True)
+        except TerminationSignal as stopped:
+            # Between two flows' bodies a signal is Prefect's, and it raises at once.
+            raise Cancelled("stopped") from stopped
         except SERVER_AWAY as away:
             session.server_is_gone = True
             cancel.check()
@@ -176,8 +182,6 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
             if error is not None:
                 errors.append(error)
                 continue
-            if state.message and "finished" in state.message:
-                session.out.say(state.message)
             flow_run = str(state.state_details.flow_run_id)
         run = _run_of(here, night, flow_run)
         results.append(night_result(here, run, staged_only=options["stage"] == "one"))
@@ -210,7 +214,7 @@ def _require_progress(before: RunRecord | None, after: RunRecord | None, away: E
     if after is None or after == before or after.state == "staging":
         raise PrefectRequired(
             f"the Prefect server went away: {away}",
-            hint="run it again: what is staged is kept, and without PREFECT_API_URL the site's own server is used",
+            hint="run it again: without PREFECT_API_URL the site's own server is used",
         ) from away
 
 
@@ -246,7 +250,7 @@ def _use_prefect(session: Session, loaded: LoadedSite) -> Server:
 
 @contextmanager
 def _heartbeats(server: Server) -> Iterator[None]:
-    """On the site's own server nothing listens to heartbeats, and each flow waits a second for its last one."""
+    """On the site's own server nobody listens to heartbeats, and each flow waits a second for its last."""
     if not server.own:
         yield
         return

@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -131,6 +132,10 @@ class Output:
             raise StdoutClosed from None
 
     def _draw(self, shown: Sequence[RenderableType]) -> str:
+        if all(isinstance(item, str) for item in shown):
+            text = "".join(f"{safe_lines(str(item))}\n" for item in shown)
+            if not self._stdout.isatty() or _fits(text):
+                return text
         from rich.console import Console
         from rich.text import Text
 
@@ -148,6 +153,11 @@ class Output:
         for item in shown:
             console.print(Text(safe_lines(item)) if isinstance(item, str) else item)
         return buffer.getvalue()
+
+
+def _fits(text: str) -> bool:
+    """Whether the terminal shows every line as it is, so that nothing need be wrapped between words."""
+    return max(map(len, text.split("\n"))) <= shutil.get_terminal_size().columns
 
 
 def table(columns: Sequence[Column | str], rows: Sequence[Sequence[object]], title: str = "") -> Table:

@@ -36,7 +36,7 @@ from nightferry.model.fields import (
 from nightferry.model.names import choose, split_store
 from nightferry.model.nodes import ClusterSettings, LocalClusterSettings, NodeSettings, NodeSpec, specify
 from nightferry.model.stores import FilesStore, Group, SqliteStore, StoreRef
-from nightferry.units import KIB, MIB
+from nightferry.units import MIB
 
 
 class SiteSection(Section):
@@ -60,7 +60,7 @@ class StagingSettings(Section):
     """The disk's mount point; None when each BACK group names its own."""
     unbuffered: bool = True
     """Read and write past the page cache (the 2003 process's ``/fu``)."""
-    buffer_bytes: Annotated[Size, Field(ge=64 * KIB, le=64 * MIB, multiple_of=4096)] = 2 * MIB
+    buffer_bytes: Annotated[Size, Field(ge=MIB, le=64 * MIB, multiple_of=MIB)] = 2 * MIB
     buffers: Annotated[int, Field(strict=True, ge=2, le=256)] = 16
     """Buffers of one store's ring; several streams share twice as many, so memory stays bounded."""
     streams: Annotated[int, Field(strict=True, ge=1, le=64)] = 4

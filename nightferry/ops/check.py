@@ -13,6 +13,7 @@ from nightferry.model.load import LoadedSite
 from nightferry.model.selection import diff
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.room import free_room, may_free
 from nightferry.units import format_size
 
 
@@ -117,7 +118,7 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
                 f"{back_group.name}: the file system of {path} refuses unbuffered writing",
                 "stage one will go through the page cache; put staging on ext4 or xfs",
             )
-        yield from _room(opened, back_group.name, path)
+        yield from _room(opened, back_group.name)
         sharing = [
             ref.name
             for ref in opened.site.stores
@@ -132,15 +133,15 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def _room(opened: OpenSite, back_group: str, path: Path) -> Iterator[Finding]:
-    stat = os.statvfs(path)
-    free = stat.f_bavail * stat.f_frsize
-    free -= opened.site.staging.keep_free_bytes(stat.f_blocks * stat.f_frsize)
+def _room(opened: OpenSite, back_group: str) -> Iterator[Finding]:
+    free = free_room(opened, back_group)
     expected = 0
     for group in opened.site.groups_of(back_group):
         for store in group.stores:
             last = opened.catalog.images(group.name, store.name)
             expected += last[0].size_bytes if last else 0
+    if expected > free:
+        free += sum(i.size_bytes for i in may_free(opened, back_group, needed_bytes=expected - free))
     if expected > free:
         yield Finding(
             "NF-STAGE-004",

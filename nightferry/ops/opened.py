@@ -19,10 +19,10 @@ from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
-from nightferry.cluster.disk import BackDisk
+from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
-from nightferry.errors import ClusterError, NotInThisRelease
+from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
@@ -190,19 +190,48 @@ class OpenSite:
         self.close()
 
     def _open_catalog(self) -> Catalog:
-        """The catalog's folder, made on a site's first use; its parent must be there."""
+        """The catalog's folder, made on a site's first use; its parent must be there.
+
+        Raises:
+            CatalogError: it is not there, or the BACK disks show that this is not the first use.
+        """
         path = self.site.catalog_path
         if not path.exists() and path.parent.is_dir():
+            used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
+            if used:
+                raise CatalogError(
+                    f"the catalog {path} is not there, and {', '.join(used)} was used before",
+                    hint="mount the catalog's disk, or see docs/recovery.md; to begin anew, make the folder by hand",
+                    subject=str(path),
+                )
             return Catalog.create(path, node=self.host, clock=self.clock)
         return Catalog(path, node=self.host, clock=self.clock)
 
     def _make_root(self, name: str, url: str) -> None:
-        """Makes a folder destination's root before its first copy. Once it had copies, a missing root is a
-        disk that is not mounted, and must stay missing."""
+        """Makes a folder destination's root before its first copy."""
         root = Path(url.removeprefix("file://"))
-        known = any(copy.destination == name for copy in self.catalog.all(CopyRecord))
-        if url.startswith("file://") and not known and not root.exists() and root.parent.is_dir():
+        if not url.startswith("file://"):
+            return
+        self._require_known(name, root / "images")
+        if not root.exists() and root.parent.is_dir():
             root.mkdir(mode=0o700)
+
+    def _require_known(self, name: str, made_once: Path) -> None:
+        """What a destination's first copy made must still be there; else a folder without its disk would be
+        filled, and whole copies taken for damaged ones.
+
+        Raises:
+            Unavailable: the destination holds copies, and ``made_once`` is not there.
+        """
+        if made_once.exists():
+            return
+        held = ("whole", "verified", "suspect", "damaged")
+        if any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)):
+            raise Unavailable(
+                f"destination {name} holds copies, and {made_once} is not there",
+                hint="mount its disk; what is owed is delivered by the next run",
+                subject=name,
+            )
 
     def _open_destination(self, settings: DestinationSettings) -> Destination:
         match settings:
@@ -214,6 +243,7 @@ class OpenSite:
                 library = settings.library
                 if not isinstance(library, VirtualLibrary):
                     raise NotInThisRelease(f"libraries of kind {library.kind!r} are not in this release")
+                self._require_known(settings.name, library.path / "library.json")
                 pool = Pool(
                     settings.pool.name,
                     settings.pool.barcodes,

@@ -280,8 +280,8 @@ def restore(
     With ``below`` the target is walked to from there without following a link.
 
     Raises:
-        IntegrityError: no place could give it back, one of them because of wrong bytes; what was wrong was not
-            left looking whole.
+        IntegrityError: no place could give it back, one of them because of wrong bytes; what was wrong was
+            not left looking whole.
         DestinationError: no place could be read.
         Cancelled: between two pieces.
     """

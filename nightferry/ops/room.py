@@ -28,17 +28,10 @@ def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) ->
     An image that an interrupted call freed on record, but not on the disk, goes first.
     """
     opened.catalog.refresh()
-    groups = {g.name: g for g in opened.site.groups_of(back_group)}
-    on_disk = [i for i in opened.catalog.images() if i.group in groups and opened.staged_path(i).exists()]
-    staged = []
-    for image in on_disk:
+    for image in _on_disk(opened, back_group):
         if opened.catalog.freed(image.image):
             remove_staged(opened.staged_path(image))
-        else:
-            staged.append(image)
-    copies = {image.image: opened.catalog.copies(image.image) for image in staged}
-    policies = {name: opened.policy(group) for name, group in groups.items()}
-    freed = freeable(staged, copies, policies, needed_bytes=needed_bytes)
+    freed = may_free(opened, back_group, needed_bytes=needed_bytes)
     for image in freed:
         # The record comes first: a crash then leaves bytes too many, never a record of bytes that are gone.
         opened.catalog.append(
@@ -46,6 +39,19 @@ def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) ->
         )
         remove_staged(opened.staged_path(image))
     return freed
+
+
+def may_free(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) -> list[ImageRecord]:
+    """The images that ``free_staging`` would free now. Changes nothing."""
+    staged = [i for i in _on_disk(opened, back_group) if not opened.catalog.freed(i.image)]
+    copies = {image.image: opened.catalog.copies(image.image) for image in staged}
+    policies = {g.name: opened.policy(g) for g in opened.site.groups_of(back_group)}
+    return freeable(staged, copies, policies, needed_bytes=needed_bytes)
+
+
+def _on_disk(opened: OpenSite, back_group: str) -> list[ImageRecord]:
+    groups = {g.name for g in opened.site.groups_of(back_group)}
+    return [i for i in opened.catalog.images() if i.group in groups and opened.staged_path(i).exists()]
 
 
 def set_aside(tar: Path) -> None:

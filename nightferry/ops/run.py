@@ -260,5 +260,7 @@ def set_state(opened: OpenSite, run: RunRecord, **changes: object) -> RunRecord:
 
 
 def end_run(opened: OpenSite, run: RunRecord, result: str) -> RunRecord:
-    """The run's last record."""
-    return set_state(opened, run, state="ended", result=result, ended=opened.clock.now())
+    """The run's last record. The night's events then become one segment that any Parquet tool reads."""
+    ended = set_state(opened, run, state="ended", result=result, ended=opened.clock.now())
+    opened.catalog.compact()
+    return ended

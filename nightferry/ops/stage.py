@@ -57,7 +57,7 @@ IMAGE_OVERHEAD_BYTES = 1 << 20
 def stage_store(
     opened: OpenSite, run: RunRecord, group: str, store: str, *, progress: Progress, cancel: Cancel
 ) -> ImageRecord:
-    """Brings one store of a run onto staging, unless it is there already.
+    """Brings one store of a run onto staging, unless it is there already; a partial image is tried again.
 
     Memory: one ring (``staging.buffers`` × ``staging.buffer_bytes``) and the image's index rows.
 
@@ -73,13 +73,15 @@ def stage_store(
     image = image_name(run.run, group, store, run.level)
     require_owner(opened, run)
     known = opened.catalog.latest(ImageRecord, image)
-    if known is not None and is_safe(opened, known):
+    again = known is not None and may_come_whole(opened, known)
+    if known is not None and not again and is_safe(opened, known):
         progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
         return known
     folder = Path(opened.site.back_group(run.back_group).path) / group / store
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
+    for level in (folder.parent, folder):
+        level.mkdir(exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
     target = folder / f"{image}.tar"
-    if target.exists():
+    if target.exists() and not again:
         adopted = adopt(opened, target, progress)
         if adopted is not None:
             return adopted
@@ -106,6 +108,15 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
     return token
 
 
+def may_come_whole(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether another try is worth it: the image is partial, nobody accepted that, and it has no copy yet."""
+    return (
+        image.state == "partial"
+        and not opened.catalog.all_copies(image.image)
+        and not any(f"{image.group}/{image.store}" in a.stores for a in opened.catalog.approvals(image.run))
+    )
+
+
 def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image need not be made again: it lies on staging, or a sound copy of it exists.
 
@@ -118,7 +129,7 @@ def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
 
 
 def lost_images(opened: OpenSite, run: RunRecord) -> list[ImageRecord]:
-    """Images of the run that must be made again: staging lost them, or they were found damaged, without a copy."""
+    """Images of the run that must be made again: lost or found damaged on staging, and without a copy."""
     return [image for image in opened.catalog.images(run=run.run) if not is_safe(opened, image)]
 
 
@@ -147,7 +158,7 @@ def _write(
         return _write_image(opened, run, definition, target, progress=progress, cancel=cancel)
     except BaseException as error:
         _discard(target)
-        progress.end(definition.name, "failed")
+        progress.end(definition.name, "cancelled" if isinstance(error, Cancelled) else "failed")
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise StagingFull(
                 f"no room left on {opened.site.back_group(run.back_group).path} for {definition.name}",
@@ -206,9 +217,6 @@ def _write_image(
             except BaseException:
                 sink.abort()
                 raise
-    except BaseException as error:
-        progress.end(subject, "cancelled" if isinstance(error, Cancelled) else "failed")
-        raise
     finally:
         source.close()
     ended = opened.clock.now()

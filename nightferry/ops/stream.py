@@ -173,7 +173,7 @@ def stream_image(
         outgoing = StagedOutgoing(image, path, throttle=opened.throttle(destination), cancel=cancel)
         return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     except StagedDamage:
-        # Left in place it would be tried, and waste tape, every night; now the next run stages the store anew.
+        # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
         set_aside(path)
         log.warning("image %s is damaged on staging: set aside", image.image)
         raise

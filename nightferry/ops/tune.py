@@ -20,9 +20,9 @@ from pathlib import Path
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import ConfigError, SourceError, StagingFull
 from nightferry.progress import QUIET, Cancel, Progress
-from nightferry.units import KIB, MIB, format_size
+from nightferry.units import MIB, format_size
 
-BUFFER_SIZES = (256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB)
+BUFFER_SIZES = (MIB, 2 * MIB, 4 * MIB)
 STREAMS = (1, 2, 4, 8)
 DEFAULT_BYTES = 256 * MIB
 RING_BYTES = 64 * MIB

@@ -117,7 +117,9 @@ def remake_copy(
     """
     opened.site.destination(destination)
     if not opened.catalog.freed(image.image) and opened.staged_path(image).exists():
-        return stream_image(opened, image, destination, progress=progress, cancel=cancel)
+        back_group = opened.site.group(image.group).back_group
+        with opened.disk(back_group).read_lease(f"copy of {image.image} to {destination}"):
+            return stream_image(opened, image, destination, progress=progress, cancel=cancel)
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:
         return there

@@ -1,4 +1,4 @@
-"""One real Prefect server for all tests of a session: the site's background server, as the command line starts it."""
+"""One real Prefect server for a session: a background server as the command line starts it."""
 
 import os
 from collections.abc import Iterator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import needs
 
 SITE = """\
 schema = 1
@@ -47,12 +48,9 @@ def reachable() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.server
+@needs("setpriv")
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot become another user with a capability")
 def test_check_counts_the_capability_to_read_everything(reachable: Path) -> None:
-    if shutil.which("setpriv") is None:
-        assert os.environ.get("NIGHTFERRY_REQUIRE_SERVERS") != "1", "setpriv is not on this machine"
-        pytest.skip("setpriv is not on this machine")
     here = reachable
     (here / "secret").mkdir(mode=0o700)
     for folder in ("catalog", "staging", "copies"):
@@ -74,6 +72,6 @@ def test_check_counts_the_capability_to_read_everything(reachable: Path) -> None
         return done.stdout + done.stderr
 
     assert "NF-STORE-002" in check()
-    assert "nothing that can be seen now will fail" in check(
+    assert "nothing that can be seen now will fail tonight" in check(
         "--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"
     )

@@ -279,22 +279,9 @@ def test_the_page_holds_what_the_contract_promises() -> None:
     promised = {
         "nightferry backup": "run images[].image gate gates[].back_group gates[].state gates[].missing[] "
         "gates[].moved_to failed[].store",
-        "nightferry images": " ".join(
-            f"images[].{name}"
-            for name in [
-                "image",
-                "group",
-                "store",
-                "run",
-                "level",
-                "state",
-                "size_bytes",
-                "files",
-                "started",
-                "ended",
-            ]
-        )
-        + " images[].copies[].destination",
+        "nightferry images": "images[].image images[].group images[].store images[].run images[].level "
+        "images[].state images[].size_bytes images[].files images[].started images[].ended "
+        "images[].copies[].destination",
         "nightferry copies": "copies[].destination copies[].state copies[].location copies[].size_bytes "
         "copies[].digest",
         "nightferry files": "files[].path files[].path_b64 files[].type files[].size_bytes files[].mtime_ns "

@@ -14,6 +14,7 @@ import pytest
 import demo
 from nightferry.model.load import load_site
 from nightferry.ops.opened import OpenSite
+from tests.conftest import needs
 from tests.support.night import night
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -109,11 +110,8 @@ def test_a_tape_file_of_a_virtual_cartridge_is_a_tar(site: Path) -> None:
     assert by_dd.endswith(".nightferry/end")
 
 
-@pytest.mark.server
+@needs("b3sum")
 def test_b3sum_agrees_with_the_index(site: Path) -> None:
-    if shutil.which("b3sum") is None:
-        assert os.environ.get("NIGHTFERRY_REQUIRE_SERVERS") != "1", "b3sum is not on this machine"
-        pytest.skip("b3sum is not on this machine")
     shutil.rmtree(site / "whole", ignore_errors=True)
     shutil.rmtree(site / "one", ignore_errors=True)
     follow(site, "operations.md", "restore")

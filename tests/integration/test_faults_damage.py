@@ -86,7 +86,7 @@ def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp
         with pytest.raises(CopyMissing):
             bring_back(opened, tmp_path / "back")
         before = site.staged()
-        # The night again stages that store anew, and that store alone; the damaged image goes when there is another.
+        # The night again stages that store anew, and that store alone.
         again = night.night(opened, BACK_GROUP)
         assert (again.run, again.result) == (record.run, "whole")
         assert [s.colour for s in status(opened)] == ["green", "green"]
@@ -94,6 +94,7 @@ def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp
         assert len(tape_copies(site.library)) == len(folder_copies(site.objects)) == 2
         bring_back(opened, tmp_path / "back")
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+        # What could have been salvaged from it stays until there is another.
         (left,) = site.disk.glob("SG1/a/*.damaged")
         night.night(opened, BACK_GROUP, new=True)
         assert not left.exists()

@@ -73,6 +73,37 @@ def test_a_partial_image_keeps_it_shut(make_site: MakeSite, monkeypatch: pytest.
         assert gate.look(opened, record).state == "open"
 
 
+def test_a_partial_store_that_was_mended_is_staged_again_by_a_retry(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site()
+    original = stage.ImageWriter._add_once
+
+    def broken(self: object, path: bytes, *rest: object) -> object:
+        done = original(self, path, *rest)  # type: ignore[arg-type]
+        return (done[0], False) if path.endswith(b"letter.txt") else done
+
+    with site.open(HandClock()) as opened:
+        with monkeypatch.context() as patched:
+            patched.setattr(stage.ImageWriter, "_add_once", broken)
+            record = night.stage_one(opened, BACK_GROUP)
+            assert {i.state for i in opened.catalog.images()} == {"partial"}
+            gate.approve(opened, record, ["SG1/a"], "the letter does not matter")
+            accepted = site.staged()
+
+        # Mended: what was accepted stays as it was accepted, the other store comes whole.
+        record = night.stage_one(opened, BACK_GROUP, run=record.run)
+        assert {i.store: i.state for i in opened.catalog.images()} == {"a": "partial", "b": "whole"}
+        kept = {name: what for name, what in accepted.items() if ".a." in name}
+        assert kept.items() <= site.staged().items()
+        shut(opened, record, "held", "SG1/a is partial")  # another seal wants another approval
+        gate.approve(opened, record, ["SG1/a"], "still does not matter")
+        night.stage_two(opened, record)
+        assert {c.state for i in opened.catalog.images() for c in opened.catalog.copies(i.image)} == {
+            "verified"
+        }
+
+
 def test_an_approval_holds_for_the_seal_it_names_only(make_site: MakeSite) -> None:
     site = make_site()
     shutil.rmtree(site.store("SG1/b"))

@@ -173,15 +173,15 @@ class Ran:
 Command = Callable[..., Ran]
 
 
-def process(site: Path, *arguments: str, **options: Any) -> Ran:
+def process(site: Path | None, *arguments: str, **options: Any) -> Ran:
     """One command as a process of its own."""
+    named = ["--site", str(site)] if site else []
     done = subprocess.run(
         [
             sys.executable,
             "-c",
             "import sys; from nightferry.cli.app import main; sys.exit(main())",
-            "--site",
-            str(site),
+            *named,
             *arguments,
         ],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What stands at the destinations and on staging, without nightferry: GNU tar, diff, the documented layouts."""
+"""What stands at the destinations and on staging, by GNU tar, diff and the documented layouts alone."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ nodes = ["TEX-ACTV-1", "TEX-PASS-1"]
 
 [staging]
 path = "{here}/backup"
-keep_free = "{keep_free}"
+keep_free = "0 %"
 
 [[groups]]
 name = "SG1"
@@ -72,6 +72,7 @@ pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media 
 name = "objects"
 kind = "fsspec"
 url = "file://{here}/objects"
+bandwidth = {bandwidth}
 """
 
 
@@ -82,7 +83,7 @@ class NightSite:
     here: Path
 
     @classmethod
-    def make(cls, here: Path, *, keep_free: str = "0 %") -> NightSite:
+    def make(cls, here: Path, *, bandwidth: str = "[]") -> NightSite:
         """Three small stores in two storage groups on one BACK group."""
         for folder in ("backup", "restored", "objects", "catalog", "stores"):
             (here / folder).mkdir(parents=True)
@@ -92,7 +93,7 @@ class NightSite:
             (folder / "mail.txt").write_text(f"{store}\n" * (100 + number))
             (folder / "blob.bin").write_bytes(bytes(range(256)) * 5000)
         path = here / "nightferry.toml"
-        path.write_text(SITE.format(here=here, keep_free=keep_free))
+        path.write_text(SITE.format(here=here, bandwidth=bandwidth))
         path.chmod(0o600)
         return cls(here)
 
@@ -159,17 +160,12 @@ def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def ask(path: str, body: object = None, *, method: str = "POST", server: str = "") -> Any:
     """A question to the Prefect API by plain HTTP, so that no client of ours hides anything."""
-    import urllib.request
+    import httpx
 
-    request = urllib.request.Request(
-        (server or os.environ["PREFECT_API_URL"]) + path,
-        data=None if method == "GET" else json.dumps(body or {}).encode(),
-        headers={"content-type": "application/json"},
-        method=method,
-    )
-    with urllib.request.urlopen(request, timeout=20) as reply:
-        text = reply.read()
-    return json.loads(text) if text else None
+    url = (server or os.environ["PREFECT_API_URL"]) + path
+    reply = httpx.request(method, url, json=None if method == "GET" else body or {}, timeout=20)
+    reply.raise_for_status()
+    return reply.json() if reply.content else None
 
 
 def task_runs(flow_run_id: object) -> dict[str, dict[str, Any]]:
@@ -185,7 +181,7 @@ def subflows(flow_run_id: object) -> dict[str, dict[str, Any]]:
 
 
 def everything(server: str = "") -> str:
-    """All that the server's API shows of flow runs, task runs, logs, artifacts, blocks and deployments, as text."""
+    """All that the API shows of runs, logs, artifacts, blocks and deployments, as text."""
     pages = []
     for kind in ("flow_runs", "task_runs", "logs", "artifacts", "block_documents", "deployments"):
         offset = 0

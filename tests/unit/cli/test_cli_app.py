@@ -8,20 +8,21 @@ import sys
 import pytest
 from cyclopts import App
 
-from nightferry.cli import app as app_module
 from nightferry.cli import session as sessions
-from nightferry.cli.app import VERBS, app, main
+from nightferry.cli.app import VERBS, main
+from nightferry.cli.commands import app
 from nightferry.errors import CatalogError, GateClosed, PartialResult
 
 PROGRAM = """
 import sys
-from nightferry.cli import app as cli
+from nightferry.cli import commands
+from nightferry.cli.app import main
 from nightferry.cli.session import current
 
 {verb}
 
-cli.app.command(verb, name="try")
-sys.exit(cli.main())
+commands.app.command(verb, name="try")
+sys.exit(main())
 """
 
 
@@ -52,7 +53,7 @@ def verb():
 def test_help_loads_none_of_the_heavy_libraries():
     program = (
         "import sys; from nightferry.cli.app import main; code = main(['--help']);"
-        "heavy = {'pyarrow', 'prefect', 'pydantic', 'markdown_it'} & set(sys.modules);"
+        "heavy = {'pyarrow', 'prefect', 'pydantic', 'cyclopts', 'rich'} & set(sys.modules);"
         "sys.exit(f'loaded {heavy}' if heavy else code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -268,6 +269,8 @@ def test_the_table_of_verbs_is_the_contracts(capsys):
     assert len({verb.name for verb in VERBS}) == len(VERBS)
     main(["--help"])
     shown = capsys.readouterr().out
-    shown = shown[shown.index("Commands") :]
-    positions = [shown.index(f"│ {verb.name} ") for verb in app_module.VERBS]
+    positions = [shown.index(f"\n  {verb.name} ") for verb in VERBS]
     assert positions == sorted(positions)
+    main(["--json", "--help"])
+    parsed = capsys.readouterr().out
+    assert all(f"│ {verb.name} " in parsed for verb in VERBS)

@@ -13,7 +13,7 @@ def test_the_measurement_comes_as_a_document(tmp_path, capsys):
     assert main(["tune", str(tmp_path), "--size", "4 MiB", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["direct"] is True
-    assert document["proposal"]["buffer_bytes"] >= 256 << 10
+    assert document["proposal"]["buffer_bytes"] >= 1 << 20
 
 
 def test_the_measurement_comes_as_tables_and_lines_for_the_site_file(tmp_path, capsys):
@@ -29,6 +29,6 @@ def test_a_wrong_size_is_a_configuration_error(tmp_path, capsys):
 
 
 def test_the_proposal_is_a_staging_section(tmp_path):
-    tuning = Tuning(tmp_path, 1, False, (), (), Proposal(False, 512 << 10, 16, 2))
+    tuning = Tuning(tmp_path, 1, False, (), (), Proposal(False, 2 << 20, 16, 2))
     staging = StagingSettings.model_validate(tomllib.loads(proposal_toml(tuning))["staging"])
-    assert (staging.buffer_bytes, staging.streams, staging.unbuffered) == (512 << 10, 2, False)
+    assert (staging.buffer_bytes, staging.streams, staging.unbuffered) == (2 << 20, 2, False)

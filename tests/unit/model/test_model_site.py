@@ -349,6 +349,7 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         ("sample:1%", "some", "staging.verify: not a way to verify"),
         ('keep_free = "5 %"', 'keep_free = "much"', "staging.keep_free: not a size"),
         ('keep_free = "5 %"', 'buffer_bytes = "100 KiB"\nstreams = 0', "staging.streams:"),
+        ('keep_free = "5 %"', 'buffer_bytes = "1536 KiB"', "staging.buffer_bytes:"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_line(right, wrong, said):

@@ -9,6 +9,7 @@ from nightferry.errors import Cancelled, ConfigError, SourceError, StagingFull
 from nightferry.ops import tune as tune_module
 from nightferry.ops.tune import BUFFER_SIZES, STREAMS, tune
 from nightferry.progress import QUIET, Cancel
+from nightferry.transfer.ring import RingSettings
 from nightferry.units import MIB
 
 
@@ -37,6 +38,8 @@ def test_every_setting_is_measured_and_the_smallest_good_one_proposed(tmp_path):
     assert {t.write_bytes_per_s for t in tuning.buffers} == {8 * MIB}
     assert [t.streams for t in tuning.streams] == list(STREAMS)
     assert tuning.proposal.buffer_bytes == BUFFER_SIZES[0]
+    for size in BUFFER_SIZES:
+        RingSettings(buffer_bytes=size)  # stage one takes whatever may be proposed
     assert (tuning.proposal.streams, tuning.proposal.buffers, tuning.proposal.unbuffered) == (1, 16, True)
 
 
