@@ -84,7 +84,7 @@ class Backoff:
             cancel.check()
             with self._lock:
                 left = self._until - self._clock.monotonic()
-                if left <= 0:
+                if left < 0.001:  # what floating point leaves over
                     return self._rests
             self._clock.sleep(min(left, SLICE_S))
 

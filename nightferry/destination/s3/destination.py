@@ -210,7 +210,7 @@ class S3Destination:
             for piece in watched(outgoing, progress, cancel):
                 crc = joined_crc(crc, crc64(piece), len(piece))
             proved = checksums and head.crc == crc_text(crc)
-            if proved or not head.crc:
+            if proved or not checksums:
                 return Stored(head.size_bytes, crc, proved)
         self._bucket.delete(path)
         return None
