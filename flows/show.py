@@ -24,7 +24,7 @@ def show_report(here: OpenSite, result: NightResult) -> None:
             create_image_artifact(
                 image_url=url,
                 key=f"throughput-{result.run.back_group.lower()}",
-                description="Stage one, MB/s",
+                description=f"Stage one of {result.run.run}: MB/s to staging, a line a store",
             )
     except Exception as error:  # noqa: BLE001 - a report that cannot be shown does not undo the night
         log.warning("the report is not shown in Prefect: %s", error)

@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 
 from blocks.site import Site
 from flows.part import part
@@ -20,6 +20,8 @@ from nightferry.plan.window import start_delays
 from tasks.bridge import CANCEL, at_work, opened
 from tasks.runner import threads
 from tasks.stage import stage_batch, stage_store
+
+PARTIAL = "Partial"
 
 
 def stage_one(site: Site, run: str, *, stagger: bool = True) -> State[Any]:
@@ -56,8 +58,11 @@ def stage_one_flow(site: Site, run: str, stagger: bool = True) -> State[Any]:
                     futures.append(stage_batch.submit(site, run, group, list(batch), len(batch), delay_s))
         wait(futures)
         CANCEL.check()
-        failed = sum(1 for future in futures if future.state.is_failed())
-        return Completed(message=f"{len(futures) - failed} of {len(futures)} tasks ended well")
+        failures = here.catalog.failures(run)
+        if failures:
+            named = ", ".join(f"{failure.group}/{failure.store}" for failure in failures)
+            return Failed(name=PARTIAL, message=f"not staged: {named}")
+        return Completed(message="every store is staged")
 
 
 def _delays(here: OpenSite, run: RunRecord) -> dict[str, float]:

@@ -14,7 +14,7 @@ from blocks.site import Site
 from flows.move_group import move_group
 from flows.part import part, require_success
 from flows.show import show_report
-from flows.stage_one import stage_one
+from flows.stage_one import PARTIAL, stage_one
 from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GateClosed
@@ -127,7 +127,9 @@ def night(
     if stage != "two" and (look(here, run).state != "open" or lost_images(here, run)):
         to_active(site, run.run, run.back_group)
         run = set_state(here, run, state="staging")
-        require_success(stage_one(site, run.run, stagger=stagger))
+        staged = stage_one(site, run.run, stagger=stagger)
+        if staged.name != PARTIAL:
+            require_success(staged)
         CANCEL.check()
         write_seal(site, run.run)
         accept(here, run, accept_partial, reason)

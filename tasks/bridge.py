@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.exceptions import FailedRun, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
@@ -115,8 +115,9 @@ class _OwnErrors(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, NightferryError):
-            record.msg = f"{record.getMessage()}; {error.hint}"
+        if isinstance(error, NightferryError | FailedRun):
+            more = error.hint if isinstance(error, NightferryError) else str(error)
+            record.msg = f"{record.getMessage()}; {more}"
             record.args = ()
             record.exc_info = None
         return True

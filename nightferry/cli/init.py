@@ -175,6 +175,7 @@ copies = ["copies"]                    # every image goes to each of these desti
 name = "copies"
 kind = "fsspec"
 url = {_toml(places.copies.as_uri())}
+# encode = {{ compress = "zstd:1" }}     # on the passive node; "zstd -dc" and tar restore such a copy too
 
 # [[destinations]]                     # a tape library made of folders; add "tape" to the group's copies
 # name = "tape"

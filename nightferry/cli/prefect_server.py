@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -139,7 +140,17 @@ def find_own(folder: Path) -> Server | None:
         server = Server(str(note["url"]), int(note["pid"]), own=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return server if answers(server.url) else None
+    return server if _runs(server) and answers(server.url) else None
+
+
+def _runs(server: Server) -> bool:
+    """Whether the noted process is that server still: its number and its port may be others' by now."""
+    try:
+        words = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    port = str(urllib.parse.urlsplit(server.url).port).encode()
+    return b"prefect" in words and port in words
 
 
 def stop_own(folder: Path, patience_s: float = 20.0) -> bool:
@@ -160,12 +171,11 @@ def stop_own(folder: Path, patience_s: float = 20.0) -> bool:
                     f"the Prefect server (process {server.pid}) does not end", hint="look at its log"
                 )
             time.sleep(0.1)
-        (folder / "server.json").unlink(missing_ok=True)
         return True
 
 
 def _start(folder: Path) -> Server:
-    port = _free_port()
+    port = _port_of_before(folder)
     url = f"http://127.0.0.1:{port}/api"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     environment |= QUIET | {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": url}
@@ -206,10 +216,22 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _port_of_before(folder: Path) -> int:
+    """The port the site's server had last, so that workers and bookmarks find it again; else a free one."""
+    try:
+        note = json.loads((folder / "server.json").read_text())
+        wanted = urllib.parse.urlsplit(str(note["url"])).port or 0
+    except (OSError, ValueError, KeyError, TypeError):
+        wanted = 0
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue  # somebody else's by now
+            return int(probe.getsockname()[1])
+    raise PrefectRequired("no port is free on 127.0.0.1 for the site's own Prefect server")
 
 
 def _lives(pid: int) -> bool:

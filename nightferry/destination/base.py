@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from nightferry.errors import NotInThisRelease
 from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel, Progress
@@ -19,6 +20,27 @@ from nightferry.transfer.base import ByteReader
 SIDE_FILES = ("index", "chunks", "meta.json")
 """What stands beside an image's data at every destination, so that each copy describes itself."""
 
+Encoding = Literal["", "zstd"]
+"""What was done to an image's bytes on their way out: nothing, or docs/image-format.md, "Encoded copies"."""
+
+DATA_NAMES: Mapping[Encoding, str] = {"": "data", "zstd": "data.zst"}
+"""What a copy's data is called where it is an object: the name says which program decodes it."""
+
+
+def encoding_of(said: Mapping[str, Any]) -> Encoding:
+    """The encoding that a copy's location, or its record at the destination, names; none when it is silent.
+
+    Raises:
+        NotInThisRelease: this release cannot read it.
+    """
+    for known in DATA_NAMES:
+        if said.get("encoding", "") == known:
+            return known
+    raise NotInThisRelease(
+        f"a copy encoded as {said['encoding']!r}",
+        hint="read it with a newer nightferry, or decode it by hand: docs/recovery.md",
+    )
+
 
 class Outgoing(Protocol):
     """One image on its way out. Reading it checks every chunk against the chunk table first."""
@@ -26,15 +48,24 @@ class Outgoing(Protocol):
     @property
     def image(self) -> str: ...
     @property
-    def size_bytes(self) -> int: ...
+    def size_bytes(self) -> int:
+        """Bytes of the image. ``chunks`` gives as many, unless there is an ``encoding``."""
+
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """The image's, whatever the encoding."""
+
+    @property
+    def encoding(self) -> Encoding:
+        """With an encoding ``chunks`` gives the data of another length, known when it has ended: that one is
+        stored as ``DATA_NAMES`` says, goes into the receipt, and the location says ``"encoding"``."""
+
     @property
     def side_files(self) -> Mapping[str, bytes]:
         """``index``, ``chunks`` and ``meta.json``."""
 
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        """The image's bytes in pieces of 1 MiB (the last may be shorter), proved before they are handed out.
+        """The data in pieces of 1 MiB (the last may be shorter), proved before they are handed out.
 
         Raises:
             IntegrityError: a staged chunk is not what its digest says.
@@ -47,6 +78,7 @@ class Receipt:
 
     location: dict[str, Any]
     size_bytes: int
+    """Bytes of the data as they lie there."""
     lane: str = ""
     verified: bool = False
     """True only when the destination's own full checksum equals ours, or every byte was read back."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nightferry.destination.base import Outgoing, Receipt
+from nightferry.destination.base import DATA_NAMES, Outgoing, Receipt, encoding_of
 from nightferry.errors import ConfigError, IntegrityError
 from nightferry.progress import Cancel, Progress
 
@@ -45,11 +45,13 @@ class Lanes:
                 self._turn.notify()
 
 
-def watched(outgoing: Outgoing, progress: Progress, cancel: Cancel) -> Iterator[memoryview]:
-    """The image's bytes, counted, and stopped between two chunks.
+def watched(
+    outgoing: Outgoing, said: dict[str, Any], progress: Progress, cancel: Cancel
+) -> Iterator[memoryview]:
+    """The data on its way, stopped between two chunks; ``said`` has its ``size_bytes`` when it has passed.
 
     Raises:
-        IntegrityError: they are not as many as were recorded.
+        IntegrityError: an image's plain bytes are not as many as were recorded.
         Cancelled: a stop was asked for.
     """
     done = 0
@@ -59,10 +61,11 @@ def watched(outgoing: Outgoing, progress: Progress, cancel: Cancel) -> Iterator[
         done += len(chunk)
         progress.advance(outgoing.image, done)
     cancel.check()
-    if done != outgoing.size_bytes:
+    if not outgoing.encoding and done != outgoing.size_bytes:
         raise IntegrityError(
             f"{outgoing.image} has {done} bytes on staging, {outgoing.size_bytes} were recorded"
         )
+    said["size_bytes"] = done
 
 
 def safe_name(name: str) -> str:
@@ -77,24 +80,35 @@ def safe_name(name: str) -> str:
 
 
 def about(image: str, epoch: int, outgoing: Outgoing) -> dict[str, Any]:
-    """What ``copy.json`` says."""
-    return {"image": image, "epoch": epoch, "size_bytes": outgoing.size_bytes, "digest": outgoing.digest}
+    """What ``copy.json`` says, but for ``size_bytes``: see ``watched``."""
+    said: dict[str, Any] = {"image": image, "epoch": epoch, "digest": outgoing.digest}
+    return said | ({"encoding": outgoing.encoding} if outgoing.encoding else {})
 
 
 def parse_about(image: str, text: bytes) -> dict[str, Any] | None:
     """``copy.json`` of an image; None when it is not one."""
     try:
         said = json.loads(text)
-        sound = said["image"] == image and {*said} == _KEYS
+        sound = said["image"] == image and {*said} - {"encoding"} == _KEYS
         sound = sound and isinstance(said["epoch"], int) and isinstance(said["size_bytes"], int)
     except (ValueError, KeyError, TypeError):
         return None
     return dict(said) if sound else None
 
 
+def data_name(said: Mapping[str, Any]) -> str:
+    """What the data of the copy with this ``copy.json`` or location is called.
+
+    Raises:
+        NotInThisRelease: it is encoded in a way this release does not know.
+    """
+    return DATA_NAMES[encoding_of(said)]
+
+
 def location_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """A copy's location from its ``copy.json``."""
-    return {"image": said["image"], "epoch": said["epoch"], "size_bytes": said["size_bytes"]}
+    keys = ("image", "epoch", "size_bytes", "encoding")
+    return {key: said[key] for key in keys if key in said}
 
 
 def receipt_of(said: Mapping[str, Any], lane: str = "") -> Receipt:

@@ -41,7 +41,8 @@ class Objects(Protocol):
         """Creates or replaces an object, whole or not at all."""
 
     def publish(self, folder: str, epoch: int, files: Mapping[str, Pieces], last: tuple[str, bytes]) -> None:
-        """Writes all files of a folder; ``last`` appears after all others are there for good."""
+        """Writes all files of a folder in their order; ``last`` appears after all others are there for
+        good."""
 
     def remove(self, path: str) -> None:
         """Removes an object, or a folder and all in it; nothing there is fine."""

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from nightferry.errors import ConfigError
+from nightferry.model.destinations import TapeSettings
 from nightferry.model.names import choose, parse_resource_group
 from nightferry.model.site import Site
 from nightferry.model.stores import FilesStore, SqliteStore
@@ -25,6 +26,7 @@ def problems(site: Site) -> Iterator[Problem]:
     yield from _back_groups(site)
     yield from _groups(site)
     yield from _places(site)
+    yield from _destinations(site)
 
 
 def _present(site: Site) -> Iterator[Problem]:
@@ -131,6 +133,15 @@ def _places(site: Site) -> Iterator[Problem]:
         for place, store_path in _store_paths(site):
             if _overlap(store_path, path):
                 yield place, f"{store_path} and the disk of {name} ({path}) lie in one another"
+
+
+def _destinations(site: Site) -> Iterator[Problem]:
+    for position, destination in enumerate(site.destinations):
+        if isinstance(destination, TapeSettings) and destination.encode is not None:
+            yield (
+                ("destinations", position, "encode"),
+                "copies on tape are the plain tar; leave it out",
+            )
 
 
 def _store_paths(site: Site) -> Iterator[tuple[KeyPath, Path]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, time, timedelta
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from nightferry.model.fields import (
     AbsolutePath,
@@ -21,6 +22,9 @@ from nightferry.model.fields import (
     Words,
 )
 from nightferry.units import GIB, KIB
+
+_COMPRESSION = re.compile(r"zstd(:([1-9]|1[0-9]))?")
+_ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 Streams = Annotated[int, Field(strict=True, ge=1, le=64)]
@@ -42,11 +46,24 @@ class Retention(Section):
         )
 
 
+def _compression(value: str) -> str:
+    if value and _COMPRESSION.fullmatch(value) is None:
+        raise ValueError(f"no compression {value!r}; write 'zstd', or with a level 'zstd:1' to 'zstd:19'")
+    return value
+
+
 class Encode(Section):
     """How a copy is compressed and encrypted on the passive node."""
 
-    compress: str = ""
+    compress: Annotated[str, AfterValidator(_compression)] = ""
     encrypt_to: Words = ()
+
+    @property
+    def level(self) -> int | None:
+        """zstd's level; None when copies stay plain."""
+        if not self.compress:
+            return None
+        return int(self.compress.partition(":")[2] or _ZSTD_DEFAULT_LEVEL)
 
 
 class Lock(Section):

@@ -277,6 +277,6 @@ def _undelivered(site: Site) -> list[str]:
             found.append(f"{place}.url: fsspec destinations other than file://")
         elif isinstance(destination, TapeSettings) and not isinstance(destination.library, VirtualLibrary):
             found.append(f"{place}.library.kind: {destination.library.kind} libraries")
-        if destination.encode is not None:
-            found.append(f"{place}.encode: compressed or encrypted copies")
+        if destination.encode is not None and destination.encode.encrypt_to:
+            found.append(f"{place}.encode.encrypt_to: encrypted copies")
     return found

@@ -219,19 +219,20 @@ def throughput_png(opened: OpenSite, result: NightResult) -> bytes | None:
         samples = [json.loads(line) for line in opened.catalog.samples(image.image).splitlines()]
         if len(samples) > 1:
             began = (image.started - result.run.started).total_seconds()
-            minutes = [(began + s["at_s"]) / 60 for s in samples]
+            seconds = [began + s["at_s"] for s in samples]
             rates = [s["rate_bytes_per_s"] / 1e6 for s in samples]
-            curves.append((f"{image.group}/{image.store}", minutes, rates))
+            curves.append((f"{image.group}/{image.store}", seconds, rates))
     if not curves:
         return None
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
-    for name, minutes, rates in curves:
-        axes.plot(minutes, rates, label=name, linewidth=1.4)
+    unit, unit_s = ("minutes", 60) if max(s[-1] for _, s, _ in curves) > 180 else ("seconds", 1)
+    for name, seconds, rates in curves:
+        axes.plot([s / unit_s for s in seconds], rates, label=name, linewidth=1.4)
     axes.set_ylabel("MB/s to staging")
-    axes.set_xlabel("minutes since the run began")
+    axes.set_xlabel(f"{unit} since the run began")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="upper right")

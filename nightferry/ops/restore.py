@@ -35,6 +35,7 @@ from nightferry.model.names import choose
 from nightferry.model.records import ImageRecord
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.text import safe
+from nightferry.ops.encode import open_copy
 from nightferry.ops.extract import extract
 from nightferry.ops.in_place import (
     beside,
@@ -232,7 +233,7 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
         ):
             yield CheckedReader(reader, chunks)
     else:
-        with opened.destination(place.copy.destination).open(place.copy.location) as reader:
+        with open_copy(opened, place.copy) as reader:
             yield CheckedReader(reader, chunks)
 
 

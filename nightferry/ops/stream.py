@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from nightferry.destination.base import Destination, Receipt
+from nightferry.destination.base import (
+    DATA_NAMES,
+    Destination,
+    Encoding,
+    Outgoing,
+    Receipt,
+    encoding_of,
+)
 from nightferry.errors import (
     DestinationError,
     IntegrityError,
@@ -22,6 +29,7 @@ from nightferry.errors import (
     NightferryError,
 )
 from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.ops.encode import PacedOutgoing, encoded, open_copy
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import set_aside, side_path
 from nightferry.ops.stage import read_index
@@ -29,9 +37,11 @@ from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
 from nightferry.transfer.reading import FileReader
-from nightferry.transfer.throttle import Throttle
 
 log = logging.getLogger(__name__)
+
+_SAMPLES = 16
+_SAMPLE_BYTES = 256 << 10
 
 
 class StagedDamage(IntegrityError):
@@ -41,7 +51,7 @@ class StagedDamage(IntegrityError):
 
 
 class StagedOutgoing:
-    """A staged image on its way out; implements ``destination.base.Outgoing``.
+    """A staged image on its way out; implements ``destination.base.Outgoing`` and ``ops.encode.Sampled``.
 
     Memory: the index and the chunk table (8 bytes a MiB) and the reader's two buffers.
 
@@ -49,18 +59,20 @@ class StagedOutgoing:
         StagedDamage: the image's side files and its record disagree.
     """
 
+    encoding: Encoding = ""
+
     def __init__(
         self,
         record: ImageRecord,
         path: Path,
         *,
         chunks: bytes | None = None,
-        throttle: Throttle | None = None,
         cancel: Cancel,
     ) -> None:
         self.record = record
+        self.done_bytes = 0
+        """Bytes handed out so far."""
         self._path = path
-        self._throttle = throttle
         self._cancel = cancel
         try:
             self._chunks = side_path(path, "chunks").read_bytes() if chunks is None else chunks
@@ -98,10 +110,20 @@ class StagedOutgoing:
                 for data in _in_chunks(reader.stream(offset, self.size_bytes - offset)):
                     self._cancel.check()
                     check_chunk(self._chunks, number, data)
-                    if self._throttle is not None:
-                        self._throttle.take(len(data), self._cancel)
-                    yield data
                     number += 1
+                    self.done_bytes = min(number * CHUNK_BYTES, self.size_bytes)
+                    yield data
+        except (MediumDamaged, IntegrityError) as error:
+            raise self._damage(error) from error
+
+    def samples(self) -> Iterator[bytes]:
+        """Pieces from evenly spread places, 4 MiB at most; all of a smaller image."""
+        try:
+            with FileReader(self._path) as reader:
+                step = max(reader.size_bytes // _SAMPLES, _SAMPLE_BYTES)
+                for offset in range(0, reader.size_bytes, step):
+                    self._cancel.check()
+                    yield reader.read(offset, min(_SAMPLE_BYTES, reader.size_bytes - offset))
         except (MediumDamaged, IntegrityError) as error:
             raise self._damage(error) from error
 
@@ -170,7 +192,7 @@ def stream_image(
         return copy
     path = opened.staged_path(image)
     try:
-        outgoing = StagedOutgoing(image, path, throttle=opened.throttle(destination), cancel=cancel)
+        outgoing = StagedOutgoing(image, path, cancel=cancel)
         return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     except StagedDamage:
         # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
@@ -197,8 +219,14 @@ def made_before(
 def make_copy(
     opened: OpenSite, outgoing: StagedOutgoing, destination: str, *, progress: Progress, cancel: Cancel
 ) -> CopyRecord:
-    """Writes an image to a destination in a new epoch and reads it back; see ``stream_image``."""
-    copy = _put(opened, opened.destination(destination), outgoing, progress=progress, cancel=cancel)
+    """Writes an image to a destination, encoded as that wants it, in a new epoch and reads it back; see
+    ``stream_image``."""
+    prepared = encoded(opened, outgoing, destination)
+    throttle = opened.throttle(destination)
+    if throttle is not None:
+        prepared = PacedOutgoing(prepared, throttle, cancel)
+    target = opened.destination(destination)
+    copy = _put(opened, target, outgoing, prepared, progress=progress, cancel=cancel)
     return copy if copy.state == "verified" else verify_copy(opened, copy, progress=progress, cancel=cancel)
 
 
@@ -217,9 +245,16 @@ def _arrived(opened: OpenSite, target: Destination, image: ImageRecord) -> CopyR
 
 
 def _put(
-    opened: OpenSite, target: Destination, outgoing: StagedOutgoing, *, progress: Progress, cancel: Cancel
+    opened: OpenSite,
+    target: Destination,
+    staged: StagedOutgoing,
+    outgoing: Outgoing,
+    *,
+    progress: Progress,
+    cancel: Cancel,
 ) -> CopyRecord:
-    image = outgoing.record
+    """Writes ``outgoing``, which is ``staged`` as the destination wants it."""
+    image = staged.record
     subject = f"{image.group}/{image.store} → {target.name}"
     _give_up_damaged(opened, target, image)
     with target.lane(progress=progress, cancel=cancel) as lane:
@@ -237,7 +272,7 @@ def _put(
         opened.catalog.append(copy)
         progress.begin(subject, "stream", image.size_bytes)
         try:
-            receipt = lane.put(outgoing, epoch, progress=Renamed(progress, subject), cancel=cancel)
+            receipt = lane.put(outgoing, epoch, progress=Renamed(progress, subject, staged), cancel=cancel)
         except NightferryError as error:
             progress.end(subject, "failed")
             opened.catalog.append(copy.model_copy(update={"note": str(error)[:500]}))
@@ -262,15 +297,17 @@ def _give_up_damaged(opened: OpenSite, target: Destination, image: ImageRecord) 
 def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord:
     image = opened.catalog.image(copy.image)
     now = opened.clock.now()
+    # That an encoded file arrived says nothing of what it decodes to: only reading it back does.
+    verified = receipt.verified and not encoding_of(receipt.location)
     arrived = copy.model_copy(
         update={
-            "state": "verified" if receipt.verified else "whole",
+            "state": "verified" if verified else "whole",
             "location": receipt.location,
             "size_bytes": receipt.size_bytes,
             "digest": image.digest,
             "lane": receipt.lane or copy.lane,
             "ended": now,
-            "verified": now if receipt.verified else None,
+            "verified": now if verified else None,
             "note": "; ".join(receipt.notes),
         }
     )
@@ -279,17 +316,18 @@ def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord
 
 
 class Renamed:
-    """Passes progress on under the op's own subject."""
+    """Passes progress on under the op's own subject, in bytes of the image whatever is made of them."""
 
-    def __init__(self, sink: Progress, subject: str) -> None:
+    def __init__(self, sink: Progress, subject: str, staged: StagedOutgoing) -> None:
         self._sink = sink
         self._subject = subject
+        self._staged = staged
 
     def begin(self, subject: str, phase: str, total_bytes: int | None = None) -> None:
         """The op has begun already."""
 
     def advance(self, subject: str, done_bytes: int, current: str = "") -> None:
-        self._sink.advance(self._subject, done_bytes, current)
+        self._sink.advance(self._subject, self._staged.done_bytes, current)
 
     def end(self, subject: str, result: str) -> None:
         """The op ends it."""
@@ -322,7 +360,7 @@ def verify_copy(
     subject = f"{image.group}/{image.store} at {copy.destination}"
     progress.begin(subject, "verify", image.size_bytes)
     try:
-        with opened.destination(copy.destination).open(copy.location) as reader:
+        with open_copy(opened, copy) as reader:
             if reader.size_bytes != image.size_bytes:
                 raise IntegrityError(
                     f"the copy of {image.image} at {copy.destination} has {reader.size_bytes} bytes, "
@@ -383,7 +421,7 @@ def describe_location(copy: CopyRecord) -> str:
     if isinstance(parts, list):
         return ", ".join(f"{p['barcode']} file {p['file']}" for p in parts)
     if "image" in copy.location:
-        return f"images/{copy.location['image']}/data"
+        return f"images/{copy.location['image']}/{DATA_NAMES[encoding_of(copy.location)]}"
     return json.dumps(copy.location, sort_keys=True) if copy.location else ""
 
 

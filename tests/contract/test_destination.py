@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
+import struct
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ import pytest
 import xxhash
 from botocore.awsrequest import AWSResponse
 
-from nightferry.destination.base import Destination, Receipt
+from nightferry.destination.base import Destination, Encoding, Outgoing, Receipt, encoding_of
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.s3.destination import open_s3
 from nightferry.destination.s3.wire import BoundedSession
@@ -28,15 +31,19 @@ from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.virtual import open_virtual
 from nightferry.errors import (
     Cancelled,
+    ConfigError,
     DestinationError,
     IntegrityError,
     MediumDamaged,
     MediumFull,
     NoScratch,
 )
+from nightferry.image.frames import FramedReader
 from nightferry.model.destinations import S3Settings
 from nightferry.model.records import CartridgeRecord
+from nightferry.ops.encode import EncodedOutgoing
 from nightferry.progress import QUIET, Cancel
+from nightferry.transfer.base import ByteReader
 from tests.servers.seaweed import KEYS, Seaweed
 
 MIB = 1 << 20
@@ -77,6 +84,7 @@ class Image:
     broken_at: int | None = None
     stop_at: tuple[int, Callable[[], None]] | None = None
     digest: str = "d1"
+    encoding: Encoding = ""
     side_files: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -165,6 +173,37 @@ def folder_place(tmp: Path) -> Place:
     )
 
 
+class EncodingFolder(FsspecDestination):
+    """A folder with what ops puts before it: images go there encoded and are read as they were."""
+
+    def put(self, outgoing: Outgoing, epoch: int, *rest: Any) -> Receipt:
+        return super().put(EncodedOutgoing(outgoing, 1), epoch, *rest)
+
+    @contextmanager
+    def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
+        assert encoding_of(location) == "zstd"
+        with super().open(location) as reader:
+            chunks = len(self.side_file(location, "chunks")) // 8
+            yield FramedReader(reader, plain_bytes(reader, chunks))
+
+
+def plain_bytes(reader: ByteReader, chunks: int) -> int:
+    """What the seek table says of an encoded image of so many chunks: each frame's plain bytes."""
+    count = -(-chunks // 4)
+    table = reader.read(reader.size_bytes - 9 - 12 * count, 12 * count)
+    return sum(plain for _, plain, _ in struct.iter_unpack("<III", table))
+
+
+def encoded_place(tmp: Path) -> Place:
+    root = tmp / "folder"
+    root.mkdir(exist_ok=True)
+    return Place(
+        "encoded",
+        lambda: EncodingFolder("cloud", f"file://{root}"),
+        _flip_in_files(root, "images/*/data.zst"),
+    )
+
+
 def memory_place(tmp: Path) -> Place:
     root = f"/{uuid.uuid4().hex}"
     fs = fsspec.filesystem("memory")
@@ -215,6 +254,7 @@ def s3_place(tmp: Path, server: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Pla
 
 PLACES: dict[str, Callable[[Path], Place]] = {
     "folder": folder_place,
+    "encoded": encoded_place,
     "memory": memory_place,
     "tape": tape_place,
 }
@@ -251,7 +291,7 @@ def read_all(destination: Destination, receipt: Receipt) -> bytes:
 def test_put_then_open_gives_the_same_bytes(place: Place) -> None:
     image = Image("i1", random_bytes(1, 3 * MIB + 5))
     receipt = put(place.again(), image)
-    assert receipt.size_bytes == image.size_bytes
+    assert (receipt.size_bytes == image.size_bytes) != (place.kind == "encoded")
     assert receipt.verified == (place.kind == "s3")  # its store checks all bytes against our CRC
     assert read_all(place.again(), receipt) == image.data
 
@@ -282,7 +322,8 @@ def test_side_files_stand_beside_the_data(place: Place) -> None:
     receipt = put(place.again(), image)
     destination = place.again()
     for name, data in image.side_files.items():
-        assert destination.side_file(receipt.location, name) == data
+        if (place.kind, name) != ("encoded", "meta.json"):
+            assert destination.side_file(receipt.location, name) == data
     with pytest.raises(DestinationError):
         destination.side_file(receipt.location, "../x")
 
@@ -351,7 +392,18 @@ def test_scan_finds_exactly_the_whole_copies(place: Place) -> None:
     assert {name: f.epoch for name, f in found.items()} == {"i1": 1, "i2": 2, "i3": 3}
     for name, image in images.items():
         assert found[name].location == receipts[name].location
-        assert found[name].meta == image.side_files["meta.json"]
+        if place.kind == "encoded":
+            assert json.loads(found[name].meta) == {"image": name, "encoding": "zstd", "data": "data.zst"}
+        else:
+            assert found[name].meta == image.side_files["meta.json"]
+
+
+def test_an_encoded_image_is_refused_where_only_plain_ones_lie(tmp_path: Path) -> None:
+    destination = tape_place(tmp_path).again()
+    with pytest.raises(ConfigError, match="on tape an image lies plain"):
+        put(destination, EncodedOutgoing(Image("i1", random_bytes(1, MIB)), 1))
+    assert destination.find("i1", 1) is None
+    destination.close()
 
 
 def test_two_lanes_write_at_once(place: Place) -> None:
@@ -407,7 +459,11 @@ def test_a_removed_copy_is_not_found_where_room_comes_back_at_once(place: Place)
 def test_a_flipped_byte_reaches_the_caller_who_compares(place: Place) -> None:
     image = Image("i1", random_bytes(1, 2 * MIB))
     receipt = put(place.again(), image)
-    place.flip(image.data[MIB : MIB + 64], 3)
+    place.flip(image.data[MIB : MIB + 64], 3)  # random bytes lie in a frame as they are
+    if place.kind == "encoded":
+        with pytest.raises(IntegrityError, match="frame 0 of the encoded copy is damaged"):
+            read_all(place.again(), receipt)
+        return
     read = read_all(place.again(), receipt)
     assert [n for n, (a, b) in enumerate(zip(read, image.data, strict=True)) if a != b] == [MIB + 3]
 
@@ -456,7 +512,11 @@ def test_check_finds_nothing_where_all_is_well(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "commit"), [*(("folder", n) for n in range(1, 16)), *(("tape", n) for n in range(1, 27))]
+    ("kind", "commit"),
+    [
+        *((kind, n) for kind in ("folder", "encoded") for n in range(1, 16)),
+        *(("tape", n) for n in range(1, 27)),
+    ],
 )
 def test_kill_between_any_two_commits_leaves_one_copy_after_the_next_put(
     tmp_path: Path, kind: str, commit: int

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from nightferry.destination.base import Receipt
+from nightferry.destination.base import Encoding, Receipt
 from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.drive import EndOfMedium
 from nightferry.destination.tape.label import new_label
@@ -95,6 +95,7 @@ class Image:
     data: bytes
     index: bytes = b"index"
     digest: str = "d1"
+    encoding: Encoding = ""
     on_chunk: Callable[[int], None] = lambda number: None
     side_files: dict[str, bytes] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_without_its_server_before_and_during_stage_one_a_night_ends_whole(prefe
     """PREFECT_API_URL names a dead server; the site's own is used, and killed when the first store is read."""
     state = tmp_path / "state"
     own = state / state_folder("TEX", site.path).name
-    warm(next(p.parent for p in tmp_path.parents[0].parent.rglob("prefect.db")), own / "prefect")
+    warm(Path(os.environ["NIGHTFERRY_STATE"]) / "server" / "prefect", own / "prefect")
     night = site.start(
         "backup",
         "--json",

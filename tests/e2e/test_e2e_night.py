@@ -3,11 +3,13 @@
 import errno
 import json
 import subprocess
+from functools import partial
 
 import pytest
 
 from nightferry.errors import StoreUnreadable
 from nightferry.ops import stage
+from nightferry.plan.batches import batches
 from tests.support.prefect_site import BACK, subflows, task_runs, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
@@ -55,9 +57,11 @@ def test_a_whole_night_ends_completed_and_its_graph_reads_like_the_night(site):
     staged = parts[f"stage one of {run.run}"]["id"]
     expected = {"stage SG1/priv1", "stage SG1/priv2", "stage SG2/shares"}
     until(lambda: set(task_runs(staged)) >= expected)
-    streams = subflows(parts[f"stage two of {BACK}"]["id"])
+    stage_two = parts[f"stage two of {BACK}"]["id"]
+    until(lambda: set(task_runs(stage_two)) >= {f"free staging of {BACK}", "catalog to tape"})
+    streams = subflows(stage_two)
     assert set(streams) == {f"{BACK} to tape", f"{BACK} to objects"}
-    copies = {"SG1/priv1 to tape", "SG1/priv2 to tape", "SG2/shares to tape", "catalog to tape"}
+    copies = {"SG1/priv1 to tape", "SG1/priv2 to tape", "SG2/shares to tape"}
     until(lambda: set(task_runs(streams[f"{BACK} to tape"]["id"])) >= copies)
 
 
@@ -100,6 +104,21 @@ def test_a_retryable_error_is_tried_again_and_the_night_is_whole(site, failing):
     assert state.is_completed()
     assert len(attempts) == 3
     assert site.opened().catalog.failures(site.opened().catalog.runs(BACK)[0].run) == []
+
+
+def test_a_store_in_a_batch_is_tried_again_on_its_own(site, failing, monkeypatch):
+    assert site.night(stage="one").is_completed()
+    monkeypatch.setattr("flows.stage_one.batches", partial(batches, few=0))
+    attempts = failing("SG1/priv1", lambda: StoreUnreadable("not now"), times=2)
+    others = failing("SG1/priv2", lambda: OSError(errno.EIO, "Input/output error"))
+    state = site.night(stage="one", new=True, groups=["SG1"])
+    assert state.name == "Partial"
+    run = site.opened().catalog.runs(BACK)[0].run
+    assert [i.store for i in site.opened().catalog.images(run=run)] == ["priv1"]
+    assert (len(attempts), len(others)) == (3, 1)
+    staged = subflows(state.state_details.flow_run_id)[f"stage one of {run}"]
+    assert staged["state_name"] == "Partial"
+    until(lambda: set(task_runs(staged["id"])) == {"stage 2 small stores of SG1"})
 
 
 def test_a_store_that_stays_unreadable_holds_the_gate_and_its_retry_ends_the_night(

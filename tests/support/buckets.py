@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from nightferry.clock import Clock
-from nightferry.destination.base import Outgoing, Receipt
+from nightferry.destination.base import Encoding, Outgoing, Receipt
 from nightferry.destination.s3.backoff import ATTEMPTS, Backoff
 from nightferry.destination.s3.bucket import Bucket
 from nightferry.destination.s3.client import connect
@@ -70,6 +70,7 @@ class Image:
     data: bytes = field(repr=False)
     image: str = "i1"
     digest: str = "d1"
+    encoding: Encoding = ""
     before: Mapping[int, Any] = field(default_factory=dict)
     """Chunk number → what is called before it is handed out."""
 

@@ -148,7 +148,7 @@ def environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)} | more
 
 
-def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+def until(what: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Asks until the answer is true: the server records task runs a little later than they end."""
     deadline = time.monotonic() + seconds
     while not (answer := what()):
@@ -163,7 +163,13 @@ def ask(path: str, body: object = None, *, method: str = "POST", server: str = "
     import httpx
 
     url = (server or os.environ["PREFECT_API_URL"]) + path
-    reply = httpx.request(method, url, json=None if method == "GET" else body or {}, timeout=20)
+
+    def answered() -> httpx.Response | None:
+        reply = httpx.request(method, url, json=None if method == "GET" else body or {}, timeout=20)
+        # Its database is locked by another writer: the server asks for another try.
+        return None if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE else reply
+
+    reply = until(answered)
     reply.raise_for_status()
     return reply.json() if reply.content else None
 

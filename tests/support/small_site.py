@@ -66,7 +66,7 @@ _FOLDER = """
 name = "folder"
 kind = "fsspec"
 url = "file://{home}/objects"
-"""
+{encode}"""
 
 
 class HandClock:
@@ -98,6 +98,8 @@ class SmallSite:
     cartridge: str = "16 MiB"
     keep_free: str = "0 %"
     on_overrun: str = "drain"
+    encode: str = ""
+    """How the folder's copies are compressed."""
     back: Path | None = None
     more: str = ""
     """TOML that goes before the storage groups."""
@@ -151,7 +153,8 @@ class SmallSite:
             text += _GROUP.format(name=group, copies=", ".join(f'"{c}"' for c in self.copies))
             text += "".join(_STORE.format(home=self.home, group=group, store=store) for store in stores)
         text += _TAPE.format(home=self.home, cartridge=self.cartridge) if "tape" in self.copies else ""
-        text += _FOLDER.format(home=self.home) if "folder" in self.copies else ""
+        encode = f'encode = {{ compress = "{self.encode}" }}\n' if self.encode else ""
+        text += _FOLDER.format(home=self.home, encode=encode) if "folder" in self.copies else ""
         self.file.write_text(text)
         self.file.chmod(0o600)
 

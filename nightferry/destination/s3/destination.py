@@ -10,12 +10,13 @@ from datetime import timedelta
 from typing import Any
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import SIDE_FILES, Found, Outgoing, Receipt
+from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Found, Outgoing, Receipt
 from nightferry.destination.copies import (
     COPY,
     META,
     Lanes,
     about,
+    data_name,
     location_of,
     parse_about,
     place_of,
@@ -92,7 +93,7 @@ class S3Lane:
 class S3Destination:
     """See ``Destination``. Objects ``images/<image>/{data,index,chunks,copy.json,meta.json}``.
 
-    ``copy.json`` says epoch, size and digest; ``meta.json`` is written last and makes the copy whole. A copy
+    ``copy.json`` says epoch, size, digest and encoding; ``meta.json`` is written last and makes the copy whole. A copy
     whose data the store checked against our CRC64NVME, all of it, is verified on arrival.
 
     A key that may only write suffices for ``put``: what cannot be looked at is then written over, after
@@ -161,8 +162,8 @@ class S3Destination:
             # A new epoch is asked for because what is here was found damaged: it only looks whole.
             self._remove(image)
         try:
-            stored = self._put_data(outgoing, f"{folder}/data", progress, cancel)
             said = about(image, epoch, outgoing)
+            stored = self._put_data(outgoing, said, f"{folder}/{data_name(said)}", progress, cancel)
             for name in SIDE_FILES:
                 if name != META:
                     self._write(f"{folder}/{name}", outgoing.side_files[name], cancel)
@@ -174,9 +175,11 @@ class S3Destination:
             raise
         return Receipt(location_of(said), said["size_bytes"], lane=lane, verified=stored.verified)
 
-    def _put_data(self, outgoing: Outgoing, path: str, progress: Progress, cancel: Cancel) -> Stored:
+    def _put_data(
+        self, outgoing: Outgoing, said: dict[str, Any], path: str, progress: Progress, cancel: Cancel
+    ) -> Stored:
         checksums = checks_checksums(self._bucket)
-        there = self._there(outgoing, path, checksums, progress, cancel)
+        there = self._there(outgoing, said, path, checksums, progress, cancel)
         if there is not None:
             return there
         extra: dict[str, Any] = self._locked()
@@ -184,8 +187,8 @@ class S3Destination:
             extra["StorageClass"] = self._storage_class
         return self._uploader.store(
             path,
-            watched(outgoing, progress, cancel),
-            outgoing.size_bytes,
+            watched(outgoing, said, progress, cancel),
+            None if outgoing.encoding else outgoing.size_bytes,
             digest=outgoing.digest,
             checksums=checksums,
             cancel=cancel,
@@ -193,7 +196,13 @@ class S3Destination:
         )
 
     def _there(
-        self, outgoing: Outgoing, path: str, checksums: bool, progress: Progress, cancel: Cancel
+        self,
+        outgoing: Outgoing,
+        said: dict[str, Any],
+        path: str,
+        checksums: bool,
+        progress: Progress,
+        cancel: Cancel,
     ) -> Stored | None:
         """Data that an earlier try stored and did not live to make a copy of; what is not it is removed.
 
@@ -205,12 +214,12 @@ class S3Destination:
             return None
         if head is None:
             return None
-        if head.size_bytes == outgoing.size_bytes and head.digest == outgoing.digest:
+        if head.digest == outgoing.digest:
             crc = 0
-            for piece in watched(outgoing, progress, cancel):
+            for piece in watched(outgoing, said, progress, cancel):
                 crc = joined_crc(crc, crc64(piece), len(piece))
             proved = checksums and head.crc == crc_text(crc)
-            if proved or not checksums:
+            if head.size_bytes == said["size_bytes"] and (proved or not checksums):
                 return Stored(head.size_bytes, crc, proved)
         self._bucket.delete(path)
         return None
@@ -237,7 +246,7 @@ class S3Destination:
 
     def _remove(self, image: str) -> None:
         """The data goes first: without it nothing left behind by a crash looks whole."""
-        for name in ("data", META, COPY, "index", "chunks"):
+        for name in (*DATA_NAMES.values(), META, COPY, "index", "chunks"):
             self._bucket.delete(f"images/{image}/{name}")
 
     def _copy_of(self, image: str) -> dict[str, Any] | None:
@@ -247,7 +256,7 @@ class S3Destination:
         said = None if text is None else parse_about(image, text)
         if said is None or self._bucket.head(f"{folder}/{META}") is None:
             return None
-        data = self._bucket.head(f"{folder}/data")
+        data = self._bucket.head(f"{folder}/{data_name(said)}")
         return said if data is not None and data.size_bytes == said["size_bytes"] else None
 
     def find(self, image: str, epoch: int) -> Receipt | None:
@@ -261,7 +270,7 @@ class S3Destination:
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
         image, size_bytes = place_of(location)
-        path = f"images/{image}/data"
+        path = f"images/{image}/{data_name(location)}"
         head = self._bucket.head(path)
         if head is None or head.size_bytes != size_bytes:
             found = "is not there" if head is None else f"has {head.size_bytes} bytes"

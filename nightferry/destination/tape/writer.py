@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nightferry.clock import Clock
-from nightferry.destination.base import Outgoing
+from nightferry.destination.base import Encoding, Outgoing
 from nightferry.destination.tape.bays import Bay
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import RECORD_BYTES, EndOfMedium
@@ -22,7 +22,7 @@ from nightferry.destination.tape.layout import (
     render_trailer,
 )
 from nightferry.destination.tape.stock import Need, Stock
-from nightferry.errors import IntegrityError, MediumFull
+from nightferry.errors import ConfigError, IntegrityError, MediumFull
 from nightferry.progress import Cancel, Progress
 
 _MEMBERS = ("meta.json", "chunks", "index")
@@ -61,12 +61,18 @@ class ImageWriter:
         """Writes the image; on return it is whole on the medium and the catalog knows its cartridges.
 
         Raises:
+            ConfigError: the image is encoded.
             IntegrityError: the chunk table does not fit the image, or the outgoing bytes are damaged.
             NoScratch: the pool stayed full.
             MediumFull: the image's index does not fit on a cartridge.
             DestinationError: drive or changer failed.
             Cancelled: stopped between two records.
         """
+        if self.outgoing.encoding:
+            # A record is a chunk of the image, proved by the chunk table when it is read.
+            raise ConfigError(
+                f"{self.outgoing.image} is encoded; on tape an image lies plain", subject=self.outgoing.image
+            )
         self._chunks = self.outgoing.side_files["chunks"]
         if len(self._chunks) != self._total * CHUNK_DIGEST_BYTES:
             raise IntegrityError(
@@ -217,6 +223,7 @@ class Bytes:
         self.image = name
         self.size_bytes = len(data)
         self.digest = digest
+        self.encoding: Encoding = ""
         self._data = memoryview(data)
         pieces = range(0, len(data), RECORD_BYTES)
         self.side_files = {"chunks": b"".join(table(self._data[at : at + RECORD_BYTES]) for at in pieces)}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.destination.base import Encoding
 from nightferry.destination.failure import as_destination_error
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
@@ -18,6 +19,7 @@ from nightferry.progress import QUIET, Cancel
 class Image:
     def __init__(self, image: str = "i1", data: bytes = b"data", digest: str = "d1") -> None:
         self.image, self.data, self.digest = image, data, digest
+        self.encoding: Encoding = ""
         self.side_files = {"index": b"index", "chunks": b"12345678", "meta.json": b"{}"}
 
     @property

@@ -176,7 +176,6 @@ def test_kinds_of_later_releases_parse_and_are_named_before_they_are_used():
     site = parse_site(CONTRACT + LATER)
     missing = "\n".join(site.undelivered())
     for place in (
-        "destinations[cloud].encode",
         "destinations[l700].library.kind: iscsi",
         "destinations[l701].library.kind: scsi",
         "destinations[l702].library.kind: ndmp",
@@ -185,9 +184,44 @@ def test_kinds_of_later_releases_parse_and_are_named_before_they_are_used():
         "groups[NAS].stores[erp].kind: command",
     ):
         assert place in missing
-    with pytest.raises(NotInThisRelease, match="compressed or encrypted copies") as refused:
+    with pytest.raises(NotInThisRelease, match="iscsi libraries") as refused:
         site.require_delivered()
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [('compress = "zstd"', 3), ('compress = "zstd:1"', 1), ('compress = "zstd:19"', 19), ("", None)],
+)
+def test_a_folders_copies_are_compressed_as_the_site_says(said, level):
+    site = parse_site(SMALL + f"encode = {{ {said} }}")
+    assert site.undelivered() == ()
+    assert site.destination("folder").encode.level == level
+
+
+@pytest.mark.parametrize(
+    "said", ["zstd:0", "zstd:20", "zstd:", "zstd:01", "gzip", "ZSTD", "zstd:1\\n", "zstd:-1"]
+)
+def test_another_compression_is_refused_with_what_there_is(said):
+    error = refusal(SMALL + f'encode = {{ compress = "{said}" }}')
+    assert "destinations[folder].encode.compress: no compression" in error.message
+    assert "'zstd:1' to 'zstd:19'" in error.message
+
+
+def test_encryption_is_of_a_later_release():
+    site = parse_site(SMALL + 'encode = { compress = "zstd:1", encrypt_to = ["age1x"] }')
+    with pytest.raises(
+        NotInThisRelease, match=r"destinations\[folder\]\.encode\.encrypt_to: encrypted copies"
+    ):
+        site.require_delivered()
+
+
+def test_copies_on_tape_stay_plain():
+    line = 'encode = { compress = "zstd" }'
+    text = CONTRACT.replace('kind = "tape"\n', f'kind = "tape"\n{line}\n')
+    error = refusal(text)
+    assert "destinations[tape].encode: copies on tape are the plain tar" in error.message
+    assert f"line {line_of(text, line)}:" in error.message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""Copies that are encoded on their way out, and read as the image all the same.
+
+Encoding happens between the image and the destination, on the node that streams; what a destination keeps and
+gives back are bytes like any others. Nothing else in ops knows which copies are encoded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from nightferry.destination.base import DATA_NAMES, Encoding, Outgoing, encoding_of
+from nightferry.image.frames import FramedReader, encode, shrinks
+from nightferry.model.records import CopyRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.progress import Cancel
+from nightferry.transfer.base import CHUNK_BYTES, ByteReader
+from nightferry.transfer.throttle import Throttle
+
+log = logging.getLogger(__name__)
+
+
+class Sampled(Outgoing, Protocol):
+    """An image on its way out that can be looked into first."""
+
+    def samples(self) -> Iterator[bytes]:
+        """A few pieces of it from all over, unproved: enough to guess whether it shrinks."""
+
+
+class _Passed:
+    """Another outgoing under its own names; the base of what stands before a destination."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+
+    @property
+    def image(self) -> str:
+        return self._outgoing.image
+
+    @property
+    def size_bytes(self) -> int:
+        return self._outgoing.size_bytes
+
+    @property
+    def digest(self) -> str:
+        return self._outgoing.digest
+
+    @property
+    def encoding(self) -> Encoding:
+        return self._outgoing.encoding
+
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        return self._outgoing.side_files
+
+
+class EncodedOutgoing(_Passed):
+    """Another outgoing as zstd frames; implements ``destination.base.Outgoing``.
+
+    Its ``meta.json`` says so; the other side files stay as they are: they speak of the image.
+
+    Args:
+        plain: The image's own bytes.
+        level: zstd's, 1 to 19.
+    """
+
+    def __init__(self, plain: Outgoing, level: int) -> None:
+        super().__init__(plain)
+        self._level = level
+        meta = json.loads(plain.side_files["meta.json"])
+        meta |= {"encoding": self.encoding, "data": DATA_NAMES[self.encoding]}
+        self._meta = json.dumps(meta, indent=1).encode() + b"\n"
+
+    @property
+    def encoding(self) -> Encoding:
+        return "zstd"
+
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        return {**self._outgoing.side_files, "meta.json": self._meta}
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        """The ``.zst`` file in pieces of 1 MiB. It is encoded from its start whatever the first one asked for:
+        the same image gives the same file."""
+        skip = first_chunk * CHUNK_BYTES
+        held = bytearray()
+        for frame in encode(self._outgoing.chunks(), self._level):
+            held += frame
+            if skip:
+                gone = min(skip, len(held))
+                del held[:gone]
+                skip -= gone
+            whole = len(held) - len(held) % CHUNK_BYTES
+            yield from _cut(bytes(memoryview(held)[:whole]))
+            del held[:whole]
+        yield from _cut(bytes(held))
+
+
+def _cut(data: bytes) -> Iterator[memoryview]:
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield memoryview(data)[start : start + CHUNK_BYTES]
+
+
+class PacedOutgoing(_Passed):
+    """Another outgoing, no faster than a bandwidth timetable allows; implements ``Outgoing``."""
+
+    def __init__(self, outgoing: Outgoing, throttle: Throttle, cancel: Cancel) -> None:
+        super().__init__(outgoing)
+        self._throttle = throttle
+        self._cancel = cancel
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        for chunk in self._outgoing.chunks(first_chunk):
+            self._throttle.take(len(chunk), self._cancel)
+            yield chunk
+
+
+def encoded(opened: OpenSite, outgoing: Sampled, destination: str) -> Outgoing:
+    """The outgoing as the destination wants it: encoded when the site file says so and it is worth its time."""
+    settings = opened.site.destination(destination).encode
+    if settings is None or settings.level is None:
+        return outgoing
+    if not shrinks(outgoing.samples()):
+        log.info("image %s does not shrink: its copy at %s stays plain", outgoing.image, destination)
+        return outgoing
+    return EncodedOutgoing(outgoing, settings.level)
+
+
+@contextmanager
+def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
+    """The image's bytes as a copy has them, decoded where it is encoded; not yet checked against its chunk
+    table.
+
+    Raises:
+        IntegrityError: an encoded copy is none of the image.
+        MediumDamaged, Unavailable: see ``Destination.open``.
+    """
+    encoding = encoding_of(copy.location)
+    with opened.destination(copy.destination).open(copy.location) as reader:
+        match encoding:
+            case "":
+                yield reader
+            case "zstd":
+                yield FramedReader(reader, opened.catalog.image(copy.image).size_bytes)

@@ -1,0 +1,113 @@
+"""What stands between an image and a destination: pieces of one length, side files that say so, a pace."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import zstandard
+
+from nightferry.destination.base import Encoding, encoding_of
+from nightferry.errors import Cancelled, IntegrityError, NotInThisRelease
+from nightferry.ops.encode import EncodedOutgoing, PacedOutgoing
+from nightferry.progress import Cancel
+from nightferry.transfer.throttle import Throttle
+
+MIB = 1 << 20
+
+
+class Image:
+    """Half text, half noise."""
+
+    image, digest = "i1", "d1"
+    encoding: Encoding = ""
+
+    def __init__(self, size: int, broken_at: int = -1) -> None:
+        self.data = random.Random(size).randbytes(size // 2) + b"night ferry " * (size // 24 + 1)
+        self.size_bytes = size
+        self.broken_at = broken_at
+        self.side_files = {"index": b"index", "chunks": b"chunks", "meta.json": b'{"image": "i1"}'}
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        for number, at in enumerate(range(0, self.size_bytes, MIB)):
+            if number == self.broken_at:
+                raise IntegrityError(f"chunk {number} is damaged")
+            yield memoryview(self.data)[at : min(at + MIB, self.size_bytes)]
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 11, 10, tzinfo=UTC) + timedelta(seconds=self.passed)
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    def sleep(self, seconds: float) -> None:
+        self.passed += seconds
+
+
+@pytest.mark.parametrize("size", [1, 3 * MIB, 9 * MIB + 77])
+def test_what_goes_out_is_the_zst_file_in_pieces_of_one_mib(size: int) -> None:
+    image = Image(size)
+    pieces = [bytes(piece) for piece in EncodedOutgoing(image, 1).chunks()]
+    assert {len(piece) for piece in pieces[:-1]} <= {MIB}
+    assert 0 < len(pieces[-1]) <= MIB
+    stream = zstandard.ZstdDecompressor().stream_reader(b"".join(pieces), read_across_frames=True)
+    assert stream.read() == image.data[:size]
+
+
+def test_it_can_be_asked_for_again_from_any_piece() -> None:
+    outgoing = EncodedOutgoing(Image(9 * MIB + 77), 1)
+    whole = [bytes(piece) for piece in outgoing.chunks()]
+    assert len(whole) == 5
+    for first in range(len(whole) + 1):
+        assert [bytes(piece) for piece in outgoing.chunks(first)] == whole[first:]
+
+
+def test_the_image_stays_what_it_is_and_only_meta_says_how_it_lies_there() -> None:
+    image = Image(MIB)
+    outgoing = EncodedOutgoing(image, 1)
+    assert (outgoing.image, outgoing.size_bytes, outgoing.digest) == ("i1", MIB, "d1")
+    assert outgoing.encoding == "zstd"
+    assert json.loads(outgoing.side_files["meta.json"]) == {
+        "image": "i1",
+        "encoding": "zstd",
+        "data": "data.zst",
+    }
+    assert {**outgoing.side_files, "meta.json": b""} == {**image.side_files, "meta.json": b""}
+
+
+def test_damage_of_the_image_comes_through() -> None:
+    with pytest.raises(IntegrityError, match="chunk 6"):
+        list(EncodedOutgoing(Image(9 * MIB, broken_at=6), 1).chunks())
+
+
+def test_the_timetable_counts_the_bytes_that_travel() -> None:
+    clock = HandClock()
+    outgoing = EncodedOutgoing(Image(8 * MIB), 1)
+    travelled = sum(len(piece) for piece in outgoing.chunks())
+    assert travelled < 5 * MIB
+    paced = PacedOutgoing(outgoing, Throttle(MIB, clock=clock), Cancel())
+    assert sum(len(piece) for piece in paced.chunks()) == travelled
+    assert clock.passed == pytest.approx(travelled / MIB - 0.25, abs=0.3)
+    assert (paced.encoding, paced.size_bytes) == ("zstd", 8 * MIB)
+
+
+def test_a_stop_is_seen_while_the_timetable_holds_it_back() -> None:
+    cancel = Cancel()
+    cancel.set("enough")
+    with pytest.raises(Cancelled):
+        next(PacedOutgoing(Image(MIB), Throttle(1.0, clock=HandClock()), cancel).chunks())
+
+
+def test_a_copy_of_a_later_release_is_named() -> None:
+    assert encoding_of({"image": "i1"}) == ""
+    assert encoding_of({"encoding": "zstd"}) == "zstd"
+    with pytest.raises(NotInThisRelease, match="'zstd\\+age'"):
+        encoding_of({"encoding": "zstd+age"})
