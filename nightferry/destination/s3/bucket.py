@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from botocore.exceptions import ClientError, IncompleteReadError
@@ -132,6 +133,15 @@ class Bucket:
                 subject=self.name,
                 hint="make the bucket, or correct the url",
             )
+
+    def time_there(self) -> datetime | None:
+        """What the endpoint's clock says; None when it does not say."""
+        answer = self.call("head_bucket", unless=(403,)) or {}
+        said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+        try:
+            return parsedate_to_datetime(said)
+        except ValueError:
+            return None
 
     def head(self, path: str) -> Head | None:
         """What an object says of itself; None when it is not there.

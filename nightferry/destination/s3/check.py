@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from nightferry.clock import Clock
+from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.s3.bucket import Bucket
 from nightferry.destination.s3.probe import SCRATCH, checks_checksums, honours_conditions
 from nightferry.errors import DestinationError
 from nightferry.model.destinations import Lock
 from nightferry.model.findings import Finding
-from nightferry.units import counted
+from nightferry.units import counted, format_duration
 
+CLOCKS_APART = timedelta(minutes=5)
 LEFTOVER_AGE = timedelta(days=2)
 """An upload that was begun before and has not ended is no night's any more."""
 
@@ -26,7 +27,7 @@ def look(bucket: Bucket, lock: Lock | None, clock: Clock) -> list[Finding]:
         conditional = honours_conditions(bucket)
     except DestinationError as error:
         return [Finding("NF-S3-001", "fail", f"destination {name} cannot be written: {error}", error.hint)]
-    found = [*_rights(bucket), *_lock(bucket, lock), *_leftovers(bucket, clock)]
+    found = [*_clocks(bucket), *_rights(bucket), *_lock(bucket, lock), *_leftovers(bucket, clock)]
     if not checked:
         found.append(
             Finding(
@@ -47,6 +48,22 @@ def look(bucket: Bucket, lock: Lock | None, clock: Clock) -> list[Finding]:
             )
         )
     return found
+
+
+def _clocks(bucket: Bucket) -> Iterator[Finding]:
+    """Requests are signed with the machine's own time, whatever clock is handed in."""
+    there = bucket.time_there()
+    if there is None:
+        return
+    apart = abs(there - SYSTEM_CLOCK.now())
+    if apart > CLOCKS_APART:
+        yield Finding(
+            "NF-S3-009",
+            "warn",
+            f"destination {bucket.name}: its clock and this node's are {format_duration(apart.total_seconds())} "
+            "apart; from 15 min on requests are refused",
+            "set the clock that is wrong",
+        )
 
 
 def _rights(bucket: Bucket) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
+from nightferry.destination.s3.wire import Redirected
 from nightferry.errors import DestinationError, MediumDamaged, MediumFull, Unavailable
 from nightferry.model.text import safe
 
@@ -88,11 +89,9 @@ def as_destination_error(error: Exception, name: str, what: str) -> DestinationE
         )
     if code in _FULL or status == 507:
         return MediumFull(text, subject=name)
-    if 300 <= status < 400:
+    if isinstance(error, Redirected):
         return DestinationError(
-            f"{text}; it sends us to another place, and nothing was sent there",
-            subject=name,
-            hint="correct endpoint and region",
+            f"{text}; nothing was sent there", subject=name, hint="correct endpoint and region"
         )
     if code in ("NoSuchKey", "NoSuchVersion", "InvalidRange"):
         return MediumDamaged(text, subject=name)

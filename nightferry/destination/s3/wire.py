@@ -19,6 +19,12 @@ class AnswerTooLong(BotoCoreError):  # type: ignore[misc]  # botocore has no typ
     fmt = "an answer of more than {limit} bytes"
 
 
+class Redirected(BotoCoreError):  # type: ignore[misc]  # botocore has no types
+    """The endpoint names another place. botocore would go there, or ask it where to go, without an end."""
+
+    fmt = "it answers {status}: another place is to be asked"
+
+
 class _Bounded:
     """A response body whose ``stream`` ends with an error beyond the limit; all else is passed through.
 
@@ -53,9 +59,17 @@ class BoundedSession:
         self._session = URLLib3Session(**options)
 
     def send(self, request: Any, **_: Any) -> AWSResponse:
-        """The answer; redirects are answers, never followed."""
+        """The answer.
+
+        Raises:
+            Redirected: it is a redirect; none is ever followed.
+            AnswerTooLong: it is not an object's bytes, and longer than any other answer.
+        """
         wants_stream, request.stream_output = request.stream_output, True
         answer = self._session.send(request)
+        if 300 <= answer.status_code < 400 and answer.status_code != 304:
+            answer.raw.close()
+            raise Redirected(status=answer.status_code)
         bounded = AWSResponse(answer.url, answer.status_code, answer.headers, _Bounded(answer.raw))
         request.stream_output = wants_stream
         if not wants_stream:
