@@ -278,3 +278,12 @@ def test_data_of_an_earlier_try_that_is_not_ours_is_replaced(seaweed: Seaweed) -
     )
     assert put(destination, wanted).verified
     assert_one_whole_copy(seaweed, prefix, destination, wanted)
+
+
+def test_parts_larger_than_the_memory_are_sent_from_the_source(seaweed: Seaweed, proxy: Proxy) -> None:
+    prefix, wanted = seaweed.prefix(), image()
+    destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint, uploader={"memory_bytes": MIB})
+    proxy.rule = once(lambda ask: ask.is_part and is_data(ask), Fault(cut_request=2 * MIB), times=2)
+    assert put(destination, wanted).verified
+    assert proxy.count(lambda ask: ask.is_part and is_data(ask)) == 5
+    assert_one_whole_copy(seaweed, prefix, destination, wanted)

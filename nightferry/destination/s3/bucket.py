@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError, IncompleteReadError
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.client import Connection
 from nightferry.destination.s3.failure import FAULTS, Forbidden, as_destination_error, code_of, status_of
+from nightferry.destination.s3.parts import Streamed
 from nightferry.errors import DestinationError, MediumDamaged
 from nightferry.progress import Cancel
 
@@ -238,6 +239,34 @@ class Bucket:
             raise as_destination_error(error, self.name, f"get {key}") from error
         except FAULTS as error:
             raise as_destination_error(error, self.name, f"get {key}") from error
+
+    def send_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        opened: Callable[[], Streamed],
+        size_bytes: int,
+        cancel: Cancel,
+    ) -> tuple[str, int]:
+        """Sends a part from a stream that every try opens anew; returns its ETag and CRC."""
+
+        def request() -> tuple[str, int]:
+            body = opened()
+            answer = self._client.upload_part(
+                Bucket=self.bucket,
+                Key=key,
+                UploadId=upload_id,
+                PartNumber=number,
+                Body=body,
+                ContentLength=size_bytes,
+            )
+            return str(answer["ETag"]), body.crc
+
+        try:
+            return self._backoff.run(request, cancel)
+        except FAULTS as error:
+            raise as_destination_error(error, self.name, f"upload_part {key}") from error
 
     def delete(self, path: str) -> None:
         """Removes an object; none there is fine. In a versioned bucket a marker hides it."""

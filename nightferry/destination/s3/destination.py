@@ -173,7 +173,7 @@ class S3Destination:
             if not error.retryable and not isinstance(error, Cancelled):
                 self._tidy(image)
             raise
-        return Receipt(location_of(said), said["size_bytes"], lane=lane, verified=stored.verified)
+        return Receipt(location_of(said), stored.size_bytes, lane=lane, verified=stored.verified)
 
     def _put_data(
         self, outgoing: Outgoing, said: dict[str, Any], path: str, progress: Progress, cancel: Cancel
@@ -185,10 +185,12 @@ class S3Destination:
         extra: dict[str, Any] = self._locked()
         if self._storage_class:
             extra["StorageClass"] = self._storage_class
+        said["size_bytes"] = outgoing.size_bytes
         return self._uploader.store(
             path,
             watched(outgoing, said, progress, cancel),
             None if outgoing.encoding else outgoing.size_bytes,
+            again=outgoing.chunks,
             digest=outgoing.digest,
             checksums=checksums,
             cancel=cancel,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,12 +84,12 @@ class Part:
     """A part in memory; ``drop`` it when it has been sent."""
 
     number: int
-    data: bytearray
+    data: bytes
     memory: Memory
     reserved: int
 
     def drop(self) -> None:
-        self.data = bytearray()
+        self.data = b""
         self.memory.give(self.reserved)
 
 
@@ -108,8 +109,9 @@ def cut(
         if left is not None:
             size = min(size, max(left, 1))
         memory.take(size, cancel)
-        part = Part(number, bytearray(size), memory, size)
-        filled = 0
+        part = Part(number, b"", memory, size)
+        # A BytesIO gives its bytes away without a copy; of a bytearray the signer would make one of its own.
+        buffer, filled = io.BytesIO(), 0
         try:
             while filled < size:
                 if not rest:
@@ -118,10 +120,11 @@ def cut(
                         break
                     continue
                 step = min(len(rest), size - filled)
-                part.data[filled : filled + step] = rest[:step]
+                buffer.write(rest[:step])
                 rest = rest[step:]
                 filled += step
-            del part.data[filled:]
+            part.data = buffer.getvalue()
+            del buffer
         except BaseException:
             part.drop()
             raise
@@ -145,9 +148,59 @@ def _more(rest: memoryview | None, pieces: Iterator[memoryview]) -> bool:
     return bool(rest) or (rest is not None and next(pieces, None) is not None)
 
 
-def crc64(data: bytes | bytearray | memoryview) -> int:
-    """CRC64NVME, as S3 takes it."""
-    return int(checksums.crc64nvme(data))
+class Streamed(io.RawIOBase):
+    """A part too large for memory, as the file that boto3 reads it from; its CRC is known at its end."""
+
+    def __init__(self, pieces: Iterator[memoryview], size_bytes: int) -> None:
+        super().__init__()
+        self.crc = 0
+        self._position = 0
+        self._pieces = pieces
+        self._left = size_bytes
+        self._rest = memoryview(b"")
+
+    def read(self, count: int = -1) -> bytes:
+        """Up to ``count`` bytes, none at the part's end.
+
+        Raises:
+            IntegrityError: the stream ended before.
+        """
+        if not self._left:
+            return b""
+        if not self._rest:
+            following = next(self._pieces, None)
+            if following is None:
+                raise IntegrityError(f"the stream ended {self._left} bytes before its part")
+            self._rest = following[: self._left]
+        wanted = len(self._rest) if count < 0 else min(count, len(self._rest))
+        data, self._rest = bytes(self._rest[:wanted]), self._rest[wanted:]
+        self._left -= wanted
+        self._position += wanted
+        self.crc = crc64(data, self.crc)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Only to where it stands: boto3 asks for a file that could be read twice, and never does."""
+        if (offset, whence) != (self._position, io.SEEK_SET):
+            raise io.UnsupportedOperation("a part that is streamed is read once")
+        return self._position
+
+    def drain(self) -> int:
+        """Reads to the end; returns the CRC."""
+        while self.read():
+            pass
+        return self.crc
+
+
+def crc64(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """CRC64NVME, as S3 takes it; of what had the CRC ``before``, and then ``data``."""
+    return int(checksums.crc64nvme(data, before))
 
 
 def joined_crc(first: int, second: int, second_bytes: int) -> int:

@@ -10,9 +10,10 @@ import hashlib
 import logging
 import threading
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nightferry.destination.s3.bucket import DIGEST, Bucket, PartThere, whole_crc
@@ -23,6 +24,7 @@ from nightferry.destination.s3.parts import (
     PART_BYTES,
     Memory,
     Part,
+    Streamed,
     crc64,
     cut,
     joined_crc,
@@ -30,6 +32,7 @@ from nightferry.destination.s3.parts import (
 )
 from nightferry.errors import Cancelled, NightferryError, Unavailable
 from nightferry.progress import Cancel
+from nightferry.units import MIB
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ class Uploader:
         pieces: Iterator[memoryview],
         length: int | None,
         *,
+        again: Callable[[int], Iterator[memoryview]],
         digest: str,
         checksums: bool,
         cancel: Cancel,
@@ -99,6 +103,7 @@ class Uploader:
             path: Below the prefix.
             pieces: The bytes in order; a piece is copied before the next is asked for.
             length: Bytes to come, None when nobody knows.
+            again: The same bytes from a MiB on: what parts larger than the memory are sent from.
             digest: Kept with the object, to know it again.
             checksums: Whether the store checks CRC64NVME.
             cancel: Seen at every part and between tries.
@@ -108,10 +113,14 @@ class Uploader:
             DestinationError: ``retryable`` says whether another try can help; then the parts stay for it.
             NightferryError: what ``pieces`` raised; the parts are given up, unless it was a stop.
         """
+        one = _Object(self._bucket, path, digest, checksums, cancel, dict(extra or {}))
         sizes = part_sizes(length, most_parts=self._most_parts, part_bytes=self._part_bytes)
+        if length is not None:
+            size = next(part_sizes(length, most_parts=self._most_parts, part_bytes=self._part_bytes))
+            if min(size, length) > self.memory.size_bytes:
+                return _in_streams(one, again, size, length)
         parts = cut(pieces, sizes, length, self.memory, cancel)
         first = next(parts)
-        one = _Object(self._bucket, path, digest, checksums, cancel, dict(extra or {}))
         if len(first.data) < first.reserved or len(first.data) == length:
             try:
                 return one.put(first.data)
@@ -146,6 +155,26 @@ class Uploader:
                 part.drop()
 
 
+def _in_streams(one: _Object, again: Callable[[int], Iterator[memoryview]], size: int, length: int) -> Stored:
+    """Parts larger than the memory, one after the other, each straight from the source."""
+    upload_id, there = one.begin()
+    try:
+        sent = []
+        for number, at in enumerate(range(0, length, size), 1):
+            span = min(size, length - at)
+            opened = partial(_streamed, again, at, span)
+            sent.append(one.send_streamed(upload_id, number, opened, span, there.get(number)))
+        return one.complete(upload_id, sent, continued=bool(there))
+    except NightferryError as error:
+        if not _continues(error):
+            one.give_up(upload_id)
+        raise
+
+
+def _streamed(again: Callable[[int], Iterator[memoryview]], at: int, size: int) -> Streamed:
+    return Streamed(again(at // MIB), size)
+
+
 def _continues(error: NightferryError) -> bool:
     """Whether the next try can go on from the parts that are up."""
     return error.retryable or isinstance(error, Cancelled)
@@ -177,7 +206,7 @@ class _Object:
         self._cancel = cancel
         self._about = {"Metadata": {DIGEST: digest}, "ContentType": "application/octet-stream", **extra}
 
-    def put(self, data: bytearray) -> Stored:
+    def put(self, data: bytes) -> Stored:
         crc = crc64(data)
         params = {"Key": self._key, "Body": data, **self._about, **self._crc(crc)}
         return self._commit("put_object", params, len(data), crc)
@@ -229,6 +258,22 @@ class _Object:
                 subject=self._bucket.name,
             )
         return _Sent(part.number, size, str(answer["ETag"]), crc)
+
+    def send_streamed(
+        self,
+        upload_id: str,
+        number: int,
+        opened: Callable[[], Streamed],
+        size: int,
+        there: PartThere | None,
+    ) -> _Sent:
+        """A part that is read anew for every try; the checksum of the whole object proves it at the end."""
+        if there is not None and there.size_bytes == size and there.crc:
+            crc = opened().drain()
+            if crc_text(crc) == there.crc:
+                return _Sent(number, size, there.etag, crc)
+        etag, crc = self._bucket.send_part(self._key, upload_id, number, opened, size, self._cancel)
+        return _Sent(number, size, etag, crc)
 
     def complete(self, upload_id: str, sent: list[_Sent], *, continued: bool) -> Stored:
         crc = size = 0
@@ -309,7 +354,7 @@ def crc_text(crc: int) -> str:
     return b64encode(crc.to_bytes(8, "big")).decode()
 
 
-def _is_same(there: PartThere, data: bytearray, crc: int) -> bool:
+def _is_same(there: PartThere, data: bytes, crc: int) -> bool:
     """Whether a part that is up has these bytes: by its CRC, else by its ETag where that is an MD5."""
     if there.size_bytes != len(data):
         return False
