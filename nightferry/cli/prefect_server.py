@@ -84,8 +84,12 @@ def answers(url: str, timeout_s: float = ANSWER_S) -> bool:
     if not url.startswith(("http://", "https://")):
         return False
     request = urllib.request.Request(url.rstrip("/") + "/health", headers=_authorization())  # noqa: S310 - http(s) only
+    host = urllib.parse.urlsplit(url).hostname or ""
+    # A proxy that the environment names leads away from this machine.
+    proxies = {} if host == "localhost" or host.startswith("127.") else None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as reply:  # noqa: S310 - checked above
+        with opener.open(request, timeout=timeout_s) as reply:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False
@@ -123,6 +127,7 @@ def use_server(folder: Path, say: Callable[[str], None]) -> Server:
     with _locked(folder):
         server = find_own(folder)
         if server is None:
+            say("starting the site's own Prefect server; its first start takes a while")
             server = _start(folder)
             say(f"started the site's own Prefect server: {server.ui}")
         elif not named:
