@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,15 +76,24 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
         if os.environ.get("NIGHTFERRY_REQUIRE_SERVERS") == "1":
             pytest.fail(missing)
         pytest.skip(missing)
-    home = tmp_path_factory.mktemp("seaweed")
+    with serving(program, tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@contextmanager
+def serving(program: str, home: Path, *, core: int | None = None) -> Iterator[Seaweed]:
+    """A server of one's own with its state below ``home``, on one processor core if so wanted."""
     for attempt in range(5):
         port = _free_ports()
         process = _start(program, home / str(attempt), port)
+        if core is not None:
+            os.sched_setaffinity(process.pid, {core})
         if _answers(process, port):
             break
         _stop(process)
     else:
-        pytest.fail(f"SeaweedFS does not start: {(home / '0' / 'weed.out').read_text()[-2000:]}")
+        said = (home / "0" / "weed.out").read_text(errors="replace")
+        raise RuntimeError(f"SeaweedFS does not start: {said[-2000:]}")
     try:
         server = Seaweed(f"http://127.0.0.1:{port}")
         _until_written(server)
