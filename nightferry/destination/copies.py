@@ -91,7 +91,7 @@ def parse_about(image: str, text: bytes) -> dict[str, Any] | None:
         said = json.loads(text)
         sound = said["image"] == image and {*said} - {"encoding"} == _KEYS
         sound = sound and isinstance(said["epoch"], int) and isinstance(said["size_bytes"], int)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return dict(said) if sound else None
 

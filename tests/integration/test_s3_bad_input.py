@@ -302,6 +302,25 @@ def test_locked_copies_cannot_be_erased_before_their_time(seaweed: Seaweed, lock
     assert put(destination, wanted, epoch=2).verified
 
 
+def test_a_bucket_that_locks_by_itself_takes_copies_and_is_told_of(seaweed: Seaweed, locking: str) -> None:
+    seaweed.client().put_object_lock_configuration(
+        Bucket=locking,
+        ObjectLockConfiguration={
+            "ObjectLockEnabled": "Enabled",
+            "Rule": {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}},
+        },
+    )
+    destination = open_bucket(seaweed, "x", url=f"s3://{locking}/own", clock=_Later(days=0))
+    (finding,) = destination.check()
+    assert (finding.id, finding.severity) == ("NF-S3-007", "note")
+    assert "1 days" in finding.text
+    wanted = Image(random.Random(6).randbytes(PART + MIB))
+    receipt = put(destination, wanted)
+    assert receipt.verified
+    destination.put_catalog("catalog-1.parquet", b"x")
+    assert read_all(destination, receipt) == wanted.data
+
+
 def test_a_lock_on_a_bucket_that_has_none_fails_the_check(seaweed: Seaweed) -> None:
     destination = open_bucket(seaweed, seaweed.prefix(), lock=Lock(days=1))
     assert [(f.id, f.severity) for f in destination.check()] == [("NF-S3-006", "fail")]

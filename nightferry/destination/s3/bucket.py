@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +15,7 @@ from botocore.exceptions import ClientError, IncompleteReadError
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.client import Connection
 from nightferry.destination.s3.failure import FAULTS, Forbidden, as_destination_error, code_of, status_of
-from nightferry.destination.s3.parts import Streamed
+from nightferry.destination.s3.parts import Streamed, crc64, crc_text
 from nightferry.errors import DestinationError, MediumDamaged
 from nightferry.progress import Cancel
 
@@ -338,6 +340,13 @@ _NEXT = {
     "list_multipart_uploads": {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"},
     "list_parts": {"PartNumberMarker": "NextPartNumberMarker"},
 }
+
+
+def proof(data: bytes, checksums: bool) -> dict[str, str]:
+    """The digest that a request carries: buckets with object lock take none without."""
+    if checksums:
+        return {"ChecksumCRC64NVME": crc_text(crc64(data))}
+    return {"ContentMD5": b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()}
 
 
 def whole_crc(answer: Mapping[str, Any]) -> str:

@@ -25,14 +25,14 @@ from nightferry.destination.copies import (
     watched,
 )
 from nightferry.destination.s3.backoff import Backoff
-from nightferry.destination.s3.bucket import Bucket
+from nightferry.destination.s3.bucket import Bucket, proof
 from nightferry.destination.s3.check import look
 from nightferry.destination.s3.client import READ_TIMEOUT_S, connect
 from nightferry.destination.s3.failure import Forbidden, is_passing
-from nightferry.destination.s3.parts import crc64, joined_crc
+from nightferry.destination.s3.parts import crc64, crc_text, joined_crc
 from nightferry.destination.s3.probe import checks_checksums
 from nightferry.destination.s3.reader import ObjectReader
-from nightferry.destination.s3.upload import Stored, Uploader, crc_text
+from nightferry.destination.s3.upload import Stored, Uploader
 from nightferry.errors import Cancelled, DestinationError, MediumDamaged, NightferryError
 from nightferry.model.destinations import Lock, S3Settings
 from nightferry.model.findings import Finding
@@ -226,11 +226,15 @@ class S3Destination:
         self._bucket.delete(path)
         return None
 
-    def _write(self, path: str, data: bytes, cancel: Cancel | None = None) -> None:
+    def _write(self, path: str, data: bytes, cancel: Cancel | None = None, *, locked: bool = True) -> None:
         """A small object, written over if it is there."""
-        crc = {"ChecksumCRC64NVME": crc_text(crc64(data))} if checks_checksums(self._bucket) else {}
         self._bucket.call(
-            "put_object", cancel=cancel, Key=self._bucket.key(path), Body=data, **crc, **self._locked()
+            "put_object",
+            cancel=cancel,
+            Key=self._bucket.key(path),
+            Body=data,
+            **proof(data, checks_checksums(self._bucket)),
+            **(self._locked() if locked else {}),
         )
 
     def _locked(self) -> dict[str, Any]:
@@ -300,7 +304,7 @@ class S3Destination:
 
     def put_catalog(self, name: str, data: bytes) -> None:
         """See ``Destination.put_catalog``. A key that may only write keeps them all."""
-        self._bucket.call("put_object", Key=self._bucket.key(f"catalog/{safe_name(name)}"), Body=data)
+        self._write(f"catalog/{safe_name(name)}", data, locked=False)
         try:
             kept = sorted(self._bucket.objects("catalog"), key=lambda entry: (entry[1], entry[0]))
             for path, _ in kept[:-CATALOGS_KEPT]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -111,7 +112,7 @@ def cut(
         memory.take(size, cancel)
         part = Part(number, b"", memory, size)
         # A BytesIO gives its bytes away without a copy; of a bytearray the signer would make one of its own.
-        buffer, filled = io.BytesIO(), 0
+        buffer, filled = _room(size), 0
         try:
             while filled < size:
                 if not rest:
@@ -123,6 +124,7 @@ def cut(
                 buffer.write(rest[:step])
                 rest = rest[step:]
                 filled += step
+            buffer.truncate(filled)
             part.data = buffer.getvalue()
             del buffer
         except BaseException:
@@ -141,6 +143,15 @@ def cut(
         raise DestinationError(
             "the stream is longer than an object of this many parts", hint="shard the store"
         )
+
+
+def _room(size_bytes: int) -> io.BytesIO:
+    """A buffer that has its size already: one that grows would be moved again and again."""
+    buffer = io.BytesIO()
+    buffer.seek(size_bytes - 1)
+    buffer.write(b"\0")
+    buffer.seek(0)
+    return buffer
 
 
 def _more(rest: memoryview | None, pieces: Iterator[memoryview]) -> bool:
@@ -201,6 +212,11 @@ class Streamed(io.RawIOBase):
 def crc64(data: bytes | bytearray | memoryview, before: int = 0) -> int:
     """CRC64NVME, as S3 takes it; of what had the CRC ``before``, and then ``data``."""
     return int(checksums.crc64nvme(data, before))
+
+
+def crc_text(crc: int) -> str:
+    """A CRC64NVME as S3 writes it."""
+    return b64encode(crc.to_bytes(8, "big")).decode()
 
 
 def joined_crc(first: int, second: int, second_bytes: int) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from nightferry.destination.s3.bucket import Bucket, whole_crc
-from nightferry.destination.s3.parts import crc64
-from nightferry.destination.s3.upload import crc_text
+from nightferry.destination.s3.bucket import Bucket, proof, whole_crc
+from nightferry.destination.s3.parts import crc64, crc_text
 
 SCRATCH = ".nightferry-check"
 _BYTES = b"nightferry"
@@ -89,6 +88,10 @@ def _refuses_wrong_whole(bucket: Bucket) -> bool:
 
 def honours_conditions(bucket: Bucket) -> bool:
     """Whether ``If-None-Match: *`` keeps an object from being written over. Leaves the scratch object."""
-    key = bucket.key(SCRATCH)
-    bucket.call("put_object", Key=key, Body=_BYTES)
-    return bucket.call("put_object", Key=key, Body=_BYTES, IfNoneMatch="*", unless=(409, 412)) is None
+    scratch: dict[str, Any] = {
+        "Key": bucket.key(SCRATCH),
+        "Body": _BYTES,
+        **proof(_BYTES, checks_checksums(bucket)),
+    }
+    bucket.call("put_object", **scratch)
+    return bucket.call("put_object", IfNoneMatch="*", unless=(409, 412), **scratch) is None

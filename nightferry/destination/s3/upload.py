@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nightferry.destination.s3.bucket import DIGEST, Bucket, PartThere, whole_crc
+from nightferry.destination.s3.bucket import DIGEST, Bucket, PartThere, proof, whole_crc
 from nightferry.destination.s3.failure import Forbidden
 from nightferry.destination.s3.parts import (
     MEMORY_BYTES,
@@ -26,6 +25,7 @@ from nightferry.destination.s3.parts import (
     Part,
     Streamed,
     crc64,
+    crc_text,
     cut,
     joined_crc,
     part_sizes,
@@ -208,7 +208,7 @@ class _Object:
 
     def put(self, data: bytes) -> Stored:
         crc = crc64(data)
-        params = {"Key": self._key, "Body": data, **self._about, **self._crc(crc)}
+        params = {"Key": self._key, "Body": data, **self._about, **proof(data, self._checksums)}
         return self._commit("put_object", params, len(data), crc)
 
     def begin(self) -> tuple[str, dict[int, PartThere]]:
@@ -347,11 +347,6 @@ class _Object:
 
     def _crc(self, crc: int) -> dict[str, str]:
         return {"ChecksumCRC64NVME": crc_text(crc)} if self._checksums else {}
-
-
-def crc_text(crc: int) -> str:
-    """A CRC64NVME as S3 writes it."""
-    return b64encode(crc.to_bytes(8, "big")).decode()
 
 
 def _is_same(there: PartThere, data: bytes, crc: int) -> bool:
