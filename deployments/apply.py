@@ -25,6 +25,7 @@ from blocks.site import Site
 from nightferry.errors import ConfigError
 from nightferry.model.load import LoadedSite
 from nightferry.model.site import Site as SiteModel
+from nightferry.ops.surroundings import is_beyond_loopback
 
 WORKER_ENVIRONMENT = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
@@ -189,11 +190,9 @@ def require_guarded_api() -> None:
     """
     settings = get_current_settings()
     url = settings.api.url or ""
-    host = urlsplit(url).hostname or ""
-    loopback = host in ("localhost", "::1") or host.startswith("127.")
-    if not loopback and not settings.api.key and not settings.api.auth_string:
+    if is_beyond_loopback(url) and not settings.api.key and not settings.api.auth_string:
         raise ConfigError(
-            f"the Prefect API at {host} is not on loopback and no key or auth string is set for it",
+            f"the Prefect API at {urlsplit(url).hostname} is not on loopback and no key or auth string is set for it",
             hint="whoever reaches it commands the workers: set PREFECT_API_AUTH_STRING or PREFECT_API_KEY",
             subject="PREFECT_API_URL",
         )

@@ -174,7 +174,7 @@ copies = ["copies"]                    # every image goes to each of these desti
 [[destinations]]                       # better on another disk, best in another building
 name = "copies"
 kind = "fsspec"
-url = {_toml(places.copies.as_uri())}
+url = {_toml(f"file://{places.copies}")}
 # encode = {{ compress = "zstd:1" }}     # on the passive node; "zstd -dc" and tar restore such a copy too
 
 # [[destinations]]                     # a tape library made of folders; add "tape" to the group's copies

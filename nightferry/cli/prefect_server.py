@@ -86,7 +86,7 @@ def answers(url: str, timeout_s: float = ANSWER_S) -> bool:
     request = urllib.request.Request(url.rstrip("/") + "/health", headers=_authorization())  # noqa: S310 - http(s) only
     host = urllib.parse.urlsplit(url).hostname or ""
     # A proxy that the environment names leads away from this machine.
-    proxies = {} if host == "localhost" or host.startswith("127.") else None
+    proxies: dict[str, str] | None = {} if host == "localhost" or host.startswith("127.") else None
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
     try:
         with opener.open(request, timeout=timeout_s) as reply:

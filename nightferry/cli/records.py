@@ -64,12 +64,11 @@ def images(*, group: str | None = None, store: str | None = None) -> None:
     session = current()
     with OpenSite(session.load_site()) as here:
         only_store = None
-        if store is not None:
-            reference = here.site.store(store)
-            group, only_store = reference.group.name, reference.store.name
-        elif group is not None:
-            here.site.group(group)
         here.catalog.refresh()
+        if store is not None:
+            group, only_store = here.require_store(store)
+        elif group is not None and not here.catalog.images(group):
+            here.site.group(group)
         found = here.catalog.images(group, only_store)
         documents = [image_json(i, here.catalog.copies(i.image)) for i in found]
         zone = here.site.tz
@@ -116,9 +115,8 @@ def copies(image: str, /) -> None:
         here.catalog.refresh()
         record = here.catalog.image(image)
         found = here.catalog.copies(image)
-        staged = not here.catalog.freed(image) and here.staged_path(record).exists()
+        path = here.staged_path(record) if here.is_staged(record) else None
         zone = here.site.tz
-        path = here.staged_path(record)
     documents = [
         {
             "destination": c.destination,
@@ -133,7 +131,7 @@ def copies(image: str, /) -> None:
         for c in found
     ]
     rows: list[list[object]] = []
-    if staged:
+    if path is not None:
         rows.append(["staging", record.state, str(path), format_size(record.size_bytes), None, None])
     rows += [
         [
@@ -147,7 +145,7 @@ def copies(image: str, /) -> None:
         for c in found
     ]
     columns: list[Column | str] = ["at", "state", "where", Column("size", right=True), "verified", "note"]
-    document = {"image": image, "staged": str(path) if staged else None, "copies": documents}
+    document = {"image": image, "staged": None if path is None else str(path), "copies": documents}
     session.out.result(document, table(columns, rows))
 
 
@@ -189,9 +187,11 @@ def files(
         for row in found
     ]
     rows = [[row.type, row.size, row.outcome, row.path] for row in found]
-    session.out.result(
-        {"image": image, "files": documents},
+    shown = (
         table(["type", Column("bytes", right=True), "outcome", "path"], rows)
         if rows
-        else "every file of them came out whole",
+        else "every file of them came out whole"
+        if outcome
+        else "nothing to list"
     )
+    session.out.result({"image": image, "files": documents}, shown)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from nightferry.errors import ConfigError
-from nightferry.model.destinations import TapeSettings
+from nightferry.model.destinations import (
+    Destination,
+    FsspecSettings,
+    S3Settings,
+    TapeSettings,
+    VirtualLibrary,
+)
 from nightferry.model.names import choose, parse_resource_group
 from nightferry.model.site import Site
 from nightferry.model.stores import FilesStore, SqliteStore
@@ -136,12 +143,41 @@ def _places(site: Site) -> Iterator[Problem]:
 
 
 def _destinations(site: Site) -> Iterator[Problem]:
+    taken: dict[str, str] = {}
     for position, destination in enumerate(site.destinations):
+        key, place = _place(destination)
+        here: KeyPath = ("destinations", position, *key)
+        is_folder = isinstance(destination, FsspecSettings) and destination.url.startswith("file://")
+        if is_folder and not place.startswith("/"):
+            yield here, f"not an absolute path: {place!r}; write three slashes, file:///srv/copies"
+        other = taken.setdefault(place, destination.name)
+        if other != destination.name:
+            yield here, f"{other} lies there already: two copies at one place are one"
+        for back_group in site.back_groups:
+            if place.startswith("/") and _below(Path(place), back_group.path):
+                yield (
+                    here,
+                    f"{place} lies on the disk of {back_group.name} ({back_group.path}), which changes hands",
+                )
         if isinstance(destination, TapeSettings) and destination.encode is not None:
             yield (
                 ("destinations", position, "encode"),
                 "copies on tape are the plain tar; leave it out",
             )
+
+
+def _place(destination: Destination) -> tuple[KeyPath, str]:
+    """The key that says where a destination's copies lie, and the place: a folder's path, or what tells it
+    from others."""
+    match destination:
+        case TapeSettings(library=VirtualLibrary() as library):
+            return ("library", "path"), str(library.path)
+        case TapeSettings():
+            return ("library",), destination.library.model_dump_json()
+        case S3Settings():
+            return ("url",), f"{destination.endpoint or ''} {destination.url.rstrip('/')}"
+        case FsspecSettings():
+            return ("url",), os.path.normpath(destination.url.removeprefix("file://"))
 
 
 def _store_paths(site: Site) -> Iterator[tuple[KeyPath, Path]]:

@@ -149,6 +149,17 @@ def _keep_free(value: str | int) -> str | int:
     return value
 
 
+def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+    from pathspec import GitIgnoreSpec
+
+    for pattern in value:
+        try:
+            GitIgnoreSpec.from_lines([pattern])
+        except (ValueError, re.error):
+            raise ValueError(f"not a pattern as in .gitignore: {pattern!r}") from None
+    return value
+
+
 def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
@@ -221,6 +232,7 @@ Dsn = Annotated[str, AfterValidator(_dsn)]
 Url = Annotated[str, AfterValidator(_url)]
 Options = Annotated[dict[str, str | int | float | bool], AfterValidator(_options)]
 Verify = Annotated[str, AfterValidator(_verify)]
+Patterns = Annotated[tuple[str, ...], AfterValidator(_patterns)]
 KeepFree = Annotated[str | int, AfterValidator(_keep_free)]
 Bandwidth = Annotated[tuple[BandwidthStep, ...], BeforeValidator(_bandwidth)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]

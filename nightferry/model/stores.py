@@ -12,6 +12,7 @@ from nightferry.model.fields import (
     BackGroupName,
     Bound,
     Dsn,
+    Patterns,
     SafeName,
     Section,
     Size,
@@ -56,7 +57,7 @@ class FilesStore(_StoreBase):
 
     kind: Literal["files"]
     path: AbsolutePath
-    exclude: tuple[str, ...] = ()
+    exclude: Patterns = ()
     """Patterns as in .gitignore, relative to ``path``."""
 
 

@@ -61,7 +61,7 @@ class TomlLines:
                 is_array = text.startswith("[[", at)
                 keys, at = _keys(text, at + (2 if is_array else 1))
                 at = text.index("]", at) + (2 if is_array else 1)
-                table = self._table(keys, is_array)
+                table = self._table(keys, is_array, (start, at))
                 self._spans.setdefault(table, (start, at))
             else:
                 keys, at = _keys(text, at)
@@ -69,10 +69,12 @@ class TomlLines:
                 for length in range(1, len(keys) + 1):
                     self._spans.setdefault((*table, *keys[:length]), (start, at))
 
-    def _table(self, keys: Path, is_array: bool) -> Path:
+    def _table(self, keys: Path, is_array: bool, span: tuple[int, int]) -> Path:
+        """The path of the table that a header begins; what it names on the way begins there, too."""
         path: Path = ()
         for position, key in enumerate(keys):
             path = (*path, key)
+            self._spans.setdefault(path, span)
             if is_array and position == len(keys) - 1:
                 self._arrays[path] = self._arrays.get(path, -1) + 1
             if path in self._arrays:

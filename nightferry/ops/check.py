@@ -12,6 +12,7 @@ from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.model.selection import diff
 from nightferry.model.stores import FilesStore, SqliteStore
+from nightferry.ops import surroundings
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import free_room, may_free
 from nightferry.units import format_size
@@ -20,8 +21,8 @@ from nightferry.units import format_size
 def check(loaded: LoadedSite) -> list[Finding]:
     """Every finding, in the order in which a night would meet them. Changes nothing.
 
-    A site that asks for what this release cannot do gets that one finding for each, and the rest is still
-    looked at where it can be.
+    A site that asks for what this release cannot do gets a finding for each such thing, and nothing else is
+    looked at.
     """
     undelivered = loaded.site.undelivered()
     if undelivered:
@@ -39,9 +40,12 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *_selections(opened),
             *_staging(opened),
             *_catalog(opened),
+            *surroundings.clock(opened),
             *_cluster(opened),
             *_destinations(opened),
             *_restore_roots(opened),
+            *surroundings.packages(),
+            *surroundings.prefect_api(),
         ]
 
 

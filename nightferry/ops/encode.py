@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from nightferry.destination.base import DATA_NAMES, Encoding, Outgoing, encoding_of
+from nightferry.errors import DestinationError
 from nightferry.image.frames import FramedReader, encode, shrinks
 from nightferry.model.records import CopyRecord
 from nightferry.ops.opened import OpenSite
@@ -136,8 +137,15 @@ def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
 
     Raises:
         IntegrityError: an encoded copy is none of the image.
+        DestinationError: the site file does not name the destination any more.
         MediumDamaged, Unavailable: see ``Destination.open``.
     """
+    if copy.destination not in {d.name for d in opened.site.destinations}:
+        raise DestinationError(
+            f"the site file names no destination {copy.destination} any more, where {copy.image} has a copy",
+            hint="put the destination back to read it",
+            subject=copy.image,
+        )
     encoding = encoding_of(copy.location)
     with opened.destination(copy.destination).open(copy.location) as reader:
         match encoding:

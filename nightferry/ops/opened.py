@@ -26,6 +26,7 @@ from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unav
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
+from nightferry.model.names import split_store
 from nightferry.model.nodes import LocalClusterSettings
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.model.site import Site
@@ -99,10 +100,38 @@ class OpenSite:
         """The BACK group's disk, as it is mounted here."""
         return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
 
+    def back_group_of(self, image: ImageRecord) -> str:
+        """The BACK group that the image was staged on, also when its storage group has left the site file."""
+        group = next((g for g in self.site.groups if g.name == image.group), None)
+        return group.back_group if group is not None else self.catalog.run(image.run).back_group
+
     def staged_path(self, image: ImageRecord) -> Path:
-        """Where the image lies on staging (whether or not it is still there)."""
-        back_group = self.site.group(image.group).back_group
-        return Path(self.site.back_group(back_group).path) / image.path
+        """Where the image lies on staging (whether or not it is still there).
+
+        Raises:
+            ConfigError: its BACK group has left the site file.
+        """
+        return Path(self.site.back_group(self.back_group_of(image)).path) / image.path
+
+    def is_staged(self, image: ImageRecord) -> bool:
+        """Whether the image can be read from staging."""
+        disks = {b.name for b in self.site.back_groups}
+        return (
+            not self.catalog.freed(image.image)
+            and self.back_group_of(image) in disks
+            and self.staged_path(image).exists()
+        )
+
+    def require_store(self, name: str) -> tuple[str, str]:
+        """``GROUP/STORE`` → both names, of a store that the site file lists or whose images there still are.
+
+        Raises:
+            ConfigError: neither.
+        """
+        group, store = split_store(name)
+        if not self.catalog.images(group, store):
+            self.site.store(name)
+        return group, store
 
     def ring_settings(self) -> RingSettings:
         """How one stream of stage one moves bytes; all streams together hold at most twice ``buffers``."""
@@ -157,7 +186,7 @@ class OpenSite:
 
         It is locked as long as its process lives: who finds it unlocked may remove it.
         """
-        folder = self.scratch_folder(self.site.group(image.group).back_group)
+        folder = self.scratch_folder(self.back_group_of(image))
         path = folder / f"{image.image}.{os.getpid()}.tar"
         with path.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

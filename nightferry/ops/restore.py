@@ -103,8 +103,8 @@ def find_image(
     Raises:
         ConfigError: no such store or image, or none that early.
     """
-    opened.site.store(f"{group}/{store}")
     opened.catalog.refresh()
+    opened.require_store(f"{group}/{store}")
     if image is not None:
         found = opened.catalog.image(image)
         if (found.group, found.store) != (group, store):
@@ -129,18 +129,18 @@ def find_image(
 def places_of(
     opened: OpenSite, image: ImageRecord, only: str | None = None, *, wanted_bytes: int | None = None
 ) -> tuple[Choice, ...]:
-    """Where the image can be read from, the nearest first.
+    """Where the image can be read from, the nearest first; not where the site file knows no way to any more.
 
     Raises:
         ConfigError: ``only`` is not the name of a destination.
         CopyMissing: there is no readable copy.
     """
-    staged = not opened.catalog.freed(image.image) and opened.staged_path(image).exists()
-    copies = opened.catalog.copies(image.image)
+    staged = opened.is_staged(image)
+    names = [d.name for d in opened.site.destinations]
+    copies = [c for c in opened.catalog.copies(image.image) if c.destination in names]
     if only == STAGING:
         copies = []
     elif only is not None:
-        names = [d.name for d in opened.site.destinations]
         if only not in names:
             raise choose(only, [STAGING, *names], "place of copies")
         copies = [c for c in copies if c.destination == only]
@@ -226,7 +226,7 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
     """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
     chunks = opened.catalog.chunks(image.image)
     if place.copy is None:
-        back_group = opened.site.group(image.group).back_group
+        back_group = opened.back_group_of(image)
         with (
             opened.disk(back_group).read_lease(f"restore of {image.image}"),
             FileReader(opened.staged_path(image)) as reader,

@@ -61,9 +61,10 @@ def _of_store(
     image = opened.catalog.image_as_of(group, store, opened.clock.now())
     if image is None:
         return StoreStatus(group, store, "red", None, False, (), None, "never backed up whole")
-    staged = not opened.catalog.freed(image.image) and opened.staged_path(image).exists()
+    staged = opened.is_staged(image)
     copies = tuple(opened.catalog.copies(image.image))
-    good = {c.destination for c in copies if c.state in ("whole", "verified")}
+    reached = {d.name for d in opened.site.destinations}
+    good = {c.destination for c in copies if c.state in ("whole", "verified")} & reached
     proved = max((c.verified for c in copies if c.verified and c.state == "verified"), default=None)
     lacking = [d for d in policy if not any(c.destination == d and c.state == "verified" for c in copies)]
     colour: Colour

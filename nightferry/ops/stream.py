@@ -157,7 +157,7 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
     found = []
     for image in reversed(opened.catalog.images()):
         group = groups.get(image.group)
-        if group is None or opened.catalog.freed(image.image) or not opened.staged_path(image).exists():
+        if group is None or not opened.is_staged(image):
             continue
         if image.state != "whole" and not _approved(opened, image):
             continue

@@ -116,8 +116,8 @@ def remake_copy(
         ConfigError: the destination is not in the site file.
     """
     opened.site.destination(destination)
-    if not opened.catalog.freed(image.image) and opened.staged_path(image).exists():
-        back_group = opened.site.group(image.group).back_group
+    if opened.is_staged(image):
+        back_group = opened.back_group_of(image)
         with opened.disk(back_group).read_lease(f"copy of {image.image} to {destination}"):
             return stream_image(opened, image, destination, progress=progress, cancel=cancel)
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)

@@ -8,6 +8,7 @@ counts. ``/`` and ``.`` mean the whole store.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from pathspec import GitIgnoreSpec
@@ -69,7 +70,7 @@ def _rule(pattern: str) -> tuple[bool, Callable[[str, bool], bool]]:
             f"\\{body}" if body.startswith("#") else body.removeprefix(".") if body.startswith("./") else body
         )
         spec = GitIgnoreSpec.from_lines([_text(line.encode("utf-8", "surrogateescape"))])
-    except ValueError:
+    except (ValueError, re.error):
         return chosen, is_or_is_below  # no pattern that gitignore knows, but a name may look like that
 
     def fits(text: str, directory: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class FilesSource:
         self._one_file_system = one_file_system
         try:
             self._excluded = GitIgnoreSpec.from_lines(exclude)
-        except ValueError as error:
+        except (ValueError, re.error) as error:
             raise ConfigError(f"exclude of the store {safe(self._path)}: {error}") from error
         self._device = 0
         self._pulse: Pulse | None = None

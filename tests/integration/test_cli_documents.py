@@ -56,7 +56,7 @@ def flat(value: Any, path: str, documented: dict[str, Field]) -> Iterator[tuple[
         for key, entry in value.items():
             yield from flat(entry, f"{path}.{key}" if path else key, documented)
     elif isinstance(value, list):
-        if not value and f"{path}[]" in documented:
+        if not value and not any(known.startswith(f"{path}[].") for known in documented):
             yield f"{path}[]", ...
         for entry in value:
             yield from flat(entry, f"{path}[]", documented)

@@ -59,6 +59,15 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path, data, capsys):
     assert "already there" in capsys.readouterr().err
 
 
+def test_a_folder_with_a_space_in_its_name_is_the_one_that_copies_go_to(tmp_path, data, monkeypatch, capsys):
+    monkeypatch.setattr("nightferry.cli.init.look", lambda: machine(mounts=()))
+    assert main(["init", str(tmp_path / "my site"), "--store", str(data), "--json"]) == 0
+    copies = json.loads(capsys.readouterr().out)["copies"]
+    assert copies == str(tmp_path / "my site" / "copies")
+    loaded = load_site(tmp_path / "my site" / "nightferry.toml")
+    assert loaded.site.destination("copies").url == f"file://{copies}"
+
+
 def test_nobody_else_may_write_the_file_whatever_the_umask(tmp_path, data):
     before = os.umask(0)
     try:
@@ -106,7 +115,7 @@ def test_staging_and_copies_go_to_disks_of_their_own(tmp_path, data, monkeypatch
     assert main(["init", str(tmp_path / "s"), "--store", str(data)]) == 0
     loaded = load_site(tmp_path / "s" / "nightferry.toml")
     assert loaded.site.back_groups[0].path == big / "nightferry-staging"
-    assert loaded.site.destination("copies").url == (small / "nightferry-copies").as_uri()
+    assert loaded.site.destination("copies").url == f"file://{small}/nightferry-copies"
     assert "/var/lib/x\\x1b.db" in loaded.text
 
 

@@ -337,6 +337,11 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         ('"20:00 50 MiB/s"', '"20:00 50"', "destinations[cloud].bandwidth: not a rate"),
         ('"06:00 5 MiB/s"', '"20:00 5 MiB/s"', "destinations[cloud].bandwidth: two limits"),
         ('path = "/srv/vtl"', 'path = "vtl"', "destinations[tape].library.path: not an absolute path"),
+        (
+            '["*.tmp"]',
+            '["[z-a]"]',
+            "groups[SG1].stores[priv1].exclude: not a pattern as in .gitignore: '[z-a]'",
+        ),
         ('name = "priv1"', 'name = "a.b"', "groups[SG1].stores[a.b].name: not a name"),
         (
             'copies = ["tape", "cloud"]',
@@ -438,6 +443,26 @@ def test_several_back_groups_must_be_listed_and_chosen():
         parse_site(two).back_group()
     assert "several BACK groups" in refusal(two.replace('back_group = "TEX-BACK-1"\n', "")).message
     assert "share a disk" in refusal(two.replace('"/backup2"', '"/backup1/sub"')).message
+
+
+FOLDER = '[[destinations]]\nname = "second"\nkind = "fsspec"\nurl = "{}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            FOLDER.format("file:///backup1/copies"),
+            "second].url: /backup1/copies lies on the disk of TEX-BACK-1",
+        ),
+        (FOLDER.format("file:///srv/vtl/"), "second].url: tape lies there already"),
+        (FOLDER.format("memory://a") + FOLDER.format("memory://a/").replace("second", "third"), "third].url"),
+        (FOLDER.format("file://srv/copies"), "second].url: not an absolute path"),
+    ],
+    ids=["on the BACK disk", "at one place", "at one URL", "two slashes"],
+)
+def test_a_destination_has_a_place_of_its_own_that_stays(text, said):
+    assert said in refusal(CONTRACT + text).message
 
 
 @pytest.mark.parametrize(

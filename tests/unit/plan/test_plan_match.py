@@ -56,6 +56,11 @@ def test_the_last_pattern_that_fits_counts() -> None:
     assert not matcher.matches(b"other/a.txt")
 
 
+def test_what_is_no_pattern_is_still_a_name() -> None:
+    assert Matcher(["[z-a]"]).matches(b"[z-a]")
+    assert not Matcher(["[z-a]"]).matches(b"z")
+
+
 def test_no_pattern_means_everything() -> None:
     assert Matcher([]).matches(b"any/thing")
 

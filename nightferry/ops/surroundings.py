@@ -1,0 +1,69 @@
+"""What `check` looks at around the site: the machine's clock, the packages Python finds, the Prefect API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import nightferry
+from nightferry.model.findings import Finding
+from nightferry.ops.opened import OpenSite
+from nightferry.units import format_duration
+
+PACKAGES = ("blocks", "tasks", "flows", "deployments")
+"""Our packages whose names others may bear, too."""
+
+CLOCKS_APART = timedelta(minutes=5)
+"""How far the clocks of two nodes may differ before `check` fails; no window is found wrongly below it."""
+
+
+def clock(opened: OpenSite) -> Iterator[Finding]:
+    """A clock behind our own records would begin last night's window again and sort new images before old."""
+    times = [r.started for r in opened.catalog.runs()[:1]] + [i.ended for i in opened.catalog.images()[:1]]
+    behind = max(times, default=opened.clock.now()) - opened.clock.now()
+    if behind > CLOCKS_APART:
+        yield Finding(
+            "NF-CLOCK-001",
+            "fail",
+            f"the clock is {format_duration(behind.total_seconds())} behind the newest record of the catalog",
+            "set the clock of this node, and of the one that wrote the record",
+        )
+
+
+def packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> Iterator[Finding]:
+    """Python takes the first package of a name on its path; a foreign ``flows`` would run instead of ours."""
+    ours = Path(nightferry.__file__).resolve().parent.parent
+    for name in PACKAGES:
+        spec = find(name)
+        place = Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
+        if place != ours / name:
+            yield Finding(
+                "NF-SITE-002",
+                "fail",
+                f"the package {name} is {place or 'not there'}, not nightferry's",
+                "remove the other package, or install nightferry into a virtual environment of its own",
+            )
+
+
+def prefect_api(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Whoever can write to the Prefect API commands the workers."""
+    url = environment.get("PREFECT_API_URL", "")
+    keys = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+    if is_beyond_loopback(url) and not any(environment.get(key) for key in keys):
+        yield Finding(
+            "NF-PREFECT-001",
+            "fail",
+            f"the Prefect API at {urlsplit(url).hostname} is not on loopback, and no key or auth string is set",
+            "whoever reaches it commands the workers: set PREFECT_API_AUTH_STRING or PREFECT_API_KEY",
+        )
+
+
+def is_beyond_loopback(url: str) -> bool:
+    """Whether other machines reach what answers at this URL; no URL is none."""
+    host = urlsplit(url).hostname or ""
+    return bool(host) and not (host in ("localhost", "::1") or host.startswith("127."))
