@@ -45,7 +45,8 @@ def restore_files(
         as_of: The newest image whose start is not later.
         image: Exactly this image.
         copy_from: Only from this destination, or ``staging``.
-        overwrite: What happens to files that are there; ``always`` only on the command line.
+        overwrite: What happens to files that are there. ``older`` only when the site file allows it
+            (``restore_overwrite``), ``always`` only on the command line.
         node: The node to restore on. In this release this machine plays every node.
     """
     return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite, node)
@@ -94,6 +95,18 @@ def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:
     return target, root
 
 
+def require_overwrite(here: OpenSite, overwrite: str) -> None:
+    """Raises:
+    ConfigError: what is there would be replaced, and the site does not allow it.
+    """
+    if overwrite != "never" and not here.site.site.restore_overwrite:
+        raise ConfigError(
+            "restores from the Prefect UI replace nothing at this site",
+            hint="choose never or an empty folder, restore by command line, or set restore_overwrite under [site]",
+            subject="overwrite",
+        )
+
+
 def _restore(
     site: Site,
     store: str,
@@ -109,6 +122,7 @@ def _restore(
         here = opened(site)
         if node is not None:
             here.site.node(node)
+        require_overwrite(here, overwrite)
         below_a_root(here, to)
         complete = restore_task(site, store, patterns, to, as_of, image, copy_from, overwrite)
         if not complete:
