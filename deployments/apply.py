@@ -122,14 +122,14 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             "restore-files",
             name,
             "Brings files back below a restore root.",
-            {"store": stores, "copy_from": [*destinations, "staging"]},
+            {"store": stores, "copy_from": [*destinations, "staging"], "node": nodes},
         ),
         Planned(
             "flows.restore.restore_store",
             "restore-store",
             name,
             "Brings a whole store back below a restore root.",
-            {"store": stores, "copy_from": [*destinations, "staging"]},
+            {"store": stores, "copy_from": [*destinations, "staging"], "node": nodes},
         ),
         Planned(
             "flows.verify.verify_copies",

@@ -19,6 +19,7 @@ from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import (
     Cancelled,
     CatalogError,
+    ConfigError,
     IntegrityError,
     NightferryError,
     NotOwner,
@@ -70,7 +71,7 @@ def stage_store(
         IntegrityError: what was written does not read back.
         Cancelled: stopped between two buffers; nothing whole was left.
     """
-    definition = opened.site.store(f"{group}/{store}")
+    definition = _defined(opened, group, store)
     image = image_name(run.run, group, store, run.level)
     require_owner(opened, run)
     known = opened.catalog.latest(ImageRecord, image)
@@ -90,6 +91,18 @@ def stage_store(
     read_back(target, summary.chunks, opened.site.staging.verify_share, cancel=cancel)
     _record(opened, record, summary.index, summary.chunks)
     return record
+
+
+def _defined(opened: OpenSite, group: str, store: str) -> StoreRef:
+    try:
+        return opened.site.store(f"{group}/{store}")
+    except ConfigError as error:
+        raise ConfigError(
+            f"store {group}/{store} is in the fixed selection and not in the site file any more",
+            hint=f"put it back, or take it out with `nightferry selection fix {group}` and begin anew with --new",
+            subject=f"{group}/{store}",
+            operation="stage",
+        ) from error
 
 
 def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:

@@ -69,6 +69,10 @@ def test_names_are_choices_that_the_server_enforces(deployed):
     assert properties["back_group"]["enum"] == [BACK]
     [groups] = [option for option in properties["groups"]["anyOf"] if option["type"] == "array"]
     assert groups["items"]["enum"] == ["SG1", "SG2"]
+    nodes = deployment("restore-files")["parameter_openapi_schema"]["properties"]["node"]["anyOf"]
+    assert [option["enum"] for option in nodes if option["type"] == "string"] == [
+        ["TEX-ACTV-1", "TEX-PASS-1"]
+    ]
     for parameters in ({"back_group": "TEX-BACK-9"}, {"back_group": BACK, "stores": ["SG1/nosuch"]}):
         with pytest.raises(httpx.HTTPStatusError) as refused:
             ask(
@@ -213,7 +217,8 @@ def test_a_worker_restores_below_a_restore_root_and_nowhere_else(deployed, worke
     site, _ = deployed
     # By the records alone: another run of the window finds what is staged, or stages it.
     assert site.night().is_completed()
-    inside = start("restore-files", store="SG1/priv1", patterns=["mail.txt"], to=f"{site.here}/restored/a")
+    where = {"to": f"{site.here}/restored/a", "node": "TEX-PASS-1"}
+    inside = start("restore-files", store="SG1/priv1", patterns=["mail.txt"], **where)
     outside = start("restore-files", store="SG1/priv1", patterns=["mail.txt"], to=f"{site.here}/elsewhere")
     good, refused = ended(inside), ended(outside)
     assert good["state_name"] == "Completed", good["state"]["message"]
