@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import pytest
 
-from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed
+from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed, StagingFull
 from nightferry.image import index_builder
 from nightferry.model.records import ImageRecord
 from nightferry.ops import gate, move, restore, run, stage, stream, verify
@@ -322,3 +322,23 @@ def test_no_room_for_the_index_being_sorted_is_no_fault_of_the_file_at_hand(
         assert night.night(opened, BACK_GROUP).result == "whole"
         rows = {row.path for row in restore.matching_rows(opened, opened.catalog.images()[0], [])}
         assert rows >= {b"big.bin", b"deep/letter.txt", b"empty", b"link"}
+
+
+def test_a_copy_is_not_fetched_into_the_room_that_staging_keeps_free(make_site: MakeSite) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+    for tar in site.disk.glob("*/*/*.tar"):
+        tar.unlink()
+    site.write_file(keep_free="100 %")
+    with site.open(HandClock()) as opened:
+        image = restore.find_image(opened, "SG1", "a")
+        for copy in opened.catalog.copies(image.image):
+            if copy.destination == "folder":
+                stream.mark_damaged(opened, copy, DestinationError("a bad block"))
+        with pytest.raises(StagingFull, match="on its way"):
+            verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
+    site.write_file(keep_free="0 %")
+    with site.open(HandClock()) as opened:
+        made = verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
+        assert made.state == "verified"
