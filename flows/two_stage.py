@@ -125,6 +125,8 @@ def night(
 ) -> State[Any]:
     """The steps of one run, in order; each is a task or a subflow, so that the graph reads like the night."""
     if stage != "two" and (look(here, run).state != "open" or lost_images(here, run)):
+        # The service may have gone to another node since the run began.
+        run = set_state(here, run, node=here.active_node(run.back_group))
         to_active(site, run.run, run.back_group)
         run = set_state(here, run, state="staging")
         staged = stage_one(site, run.run, stagger=stagger)

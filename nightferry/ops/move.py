@@ -59,7 +59,9 @@ def require_handed_over(opened: OpenSite, back_group: str) -> None:
     opened.catalog.refresh()
     newest = next(iter(opened.catalog.runs(back_group)), None)
     token = opened.disk(back_group).owner()
-    if newest is not None and (token is None or token.node == newest.node):
+    if newest is None or (token is not None and token.node != newest.node):
+        return
+    if token is None or target_of(opened, back_group) != token.node:
         raise GateClosed(
             f"the disk of {back_group} is still with {newest.node}: its gate has not let run {newest.run} by",
             hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves first",
@@ -75,8 +77,12 @@ def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
     """
     view = opened.cluster.view()
     targets = [to] if to else [node.name for node in opened.site.targets(back_group)]
+    # After a failover a passive node serves the users: any other one comes before it.
+    mail_groups = [g.mail_group for g in opened.site.groups_of(back_group) if g.mail_group]
+    serving = {group.owner for name in mail_groups if (group := view.group(name)) is not None}
+    targets.sort(key=serving.__contains__)
     owner = opened.cluster.where(back_group)
-    if to is None and owner in targets:
+    if to is None and owner in targets and owner not in serving:
         targets = [owner]  # a rerun finds the disk where the first try brought it
     usable = [t for t in targets if (node := view.node(t)) is not None and node.usable]
     if not usable:

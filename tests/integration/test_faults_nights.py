@@ -342,3 +342,20 @@ def test_a_copy_is_not_fetched_into_the_room_that_staging_keeps_free(make_site: 
     with site.open(HandClock()) as opened:
         made = verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
         assert made.state == "verified"
+
+
+def test_a_run_goes_on_at_the_node_that_its_service_went_to(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        plan = opened.cluster.plan("TEX-MAIL-1", "TEX-PASS-1")
+        opened.cluster.move(plan, run="a failover", cancel=Cancel())
+        fill(site.store("SG1/b"))
+        record = night.stage_one(opened, BACK_GROUP)
+        seal = opened.catalog.seal(record.run)
+        assert seal is not None
+        assert (record.node, seal.node, opened.cluster.where(BACK_GROUP)) == ("TEX-PASS-1",) * 3
+        assert {i.store: i.node for i in opened.catalog.images()} == {"a": "TEX-ACTV-1", "b": "TEX-PASS-1"}
+        night.stage_two(opened, record)
+        assert opened.cluster.where(BACK_GROUP) == "TEX-PASS-2"

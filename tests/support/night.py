@@ -27,6 +27,7 @@ def stage_one(
             return record
         if gate.look(opened, record).state == "open" and not stage.lost_images(opened, record):
             return record
+        record = run.set_state(opened, record, node=opened.active_node(back_group))
         move.to_active(opened, record, progress=progress, cancel=cancel)
         record = run.set_state(opened, record, state="staging")
         for group, store in run.due_stores(record):
