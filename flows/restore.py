@@ -33,6 +33,7 @@ def restore_files(
     image: str | None = None,
     copy_from: str | None = None,
     overwrite: Literal["never", "older"] = "never",
+    node: str | None = None,
 ) -> State[Any]:
     """Brings files back.
 
@@ -44,9 +45,11 @@ def restore_files(
         as_of: The newest image whose start is not later.
         image: Exactly this image.
         copy_from: Only from this destination, or ``staging``.
-        overwrite: What happens to files that are there; ``always`` only on the command line.
+        overwrite: What happens to files that are there. ``older`` only when the site file allows it
+            (``restore_overwrite``), ``always`` only on the command line.
+        node: The node to restore on. In this release this machine plays every node.
     """
-    return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite)
+    return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite, node)
 
 
 @flow(name="restore-store", flow_run_name="restore {store}", persist_result=False)
@@ -57,6 +60,7 @@ def restore_store(
     as_of: datetime | None = None,
     image: str | None = None,
     copy_from: str | None = None,
+    node: str | None = None,
 ) -> State[Any]:
     """Brings a whole store back, beside the living one. In place is for the command line.
 
@@ -67,8 +71,9 @@ def restore_store(
         as_of: The newest image whose start is not later.
         image: Exactly this image.
         copy_from: Only from this destination, or ``staging``.
+        node: The node to restore on. In this release this machine plays every node.
     """
-    return _restore(site, store, [], to, as_of, image, copy_from, "never")
+    return _restore(site, store, [], to, as_of, image, copy_from, "never", node)
 
 
 def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:
@@ -90,6 +95,18 @@ def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:
     return target, root
 
 
+def require_overwrite(here: OpenSite, overwrite: str) -> None:
+    """Raises:
+    ConfigError: what is there would be replaced, and the site does not allow it.
+    """
+    if overwrite != "never" and not here.site.site.restore_overwrite:
+        raise ConfigError(
+            "restores from the Prefect UI replace nothing at this site",
+            hint="choose never or an empty folder, restore by command line, or set restore_overwrite under [site]",
+            subject="overwrite",
+        )
+
+
 def _restore(
     site: Site,
     store: str,
@@ -99,9 +116,13 @@ def _restore(
     image: str | None,
     copy_from: str | None,
     overwrite: Literal["never", "older"],
+    node: str | None,
 ) -> State[Any]:
     with at_work():
         here = opened(site)
+        if node is not None:
+            here.site.node(node)
+        require_overwrite(here, overwrite)
         below_a_root(here, to)
         complete = restore_task(site, store, patterns, to, as_of, image, copy_from, overwrite)
         if not complete:

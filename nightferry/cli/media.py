@@ -107,6 +107,7 @@ def show(barcode: str, /, *, library: LibraryName = None) -> None:
     session = current()
     with OpenSite(session.load_site()) as here:
         view = _holding(here, barcode, library).show(barcode)
+        zone = here.site.tz
     label = view.on_medium
     rows = [
         [f.file, f.kind, f.image or None, f.epoch or None, f.part or None, f.size_bytes] for f in view.files
@@ -114,7 +115,7 @@ def show(barcode: str, /, *, library: LibraryName = None) -> None:
     words = [
         f"{barcode}: {view.medium.state}, pool {view.medium.pool or '-'}, "
         f"{view.medium.element or 'not here'}",
-        f"label {label.label} of pool {label.pool}, written {label.created.isoformat()}"
+        f"label {label.label} of pool {label.pool}, written {label.created.astimezone(zone):%Y-%m-%d %H:%M}"
         if label
         else "no label",
     ]

@@ -10,6 +10,7 @@ from cyclopts import App
 from nightferry.cli.session import current as session_of
 from nightferry.model.selection import current, diff, rule
 from nightferry.model.stores import Group
+from nightferry.units import counted
 
 app = App(name="selection", help="The fixed list of a storage group's stores.")
 
@@ -32,7 +33,7 @@ def show_lines(document: dict[str, Any]) -> str:
     """The same in words."""
     name = document["group"]
     state = "fixed" if document["is_fixed"] else "not fixed yet: the first backup fixes it"
-    lines = [f"{name}: {len(document['stores'])} stores, {state}"]
+    lines = [f"{name}: {counted(len(document['stores']), 'store')}, {state}"]
     lines += [f"    {store}" for store in document["stores"]]
     lines += diff_lines(document)
     return "\n".join(lines)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nightferry.errors import ConfigError
-from nightferry.model.stores import Group, Store
+from nightferry.model.stores import Group
 
 Rule = Literal["list", "all"]
 
@@ -45,20 +44,3 @@ def diff(fixed: Sequence[str], now: Sequence[str]) -> Diff:
         added=tuple(name for name in now if name not in fixed),
         removed=tuple(name for name in fixed if name not in now),
     )
-
-
-def selected(fixed: Sequence[str], group: Group) -> tuple[Store, ...]:
-    """The stores a night backs up: the fixed ones, in their order.
-
-    Raises:
-        ConfigError: the site file does not say any more what a fixed store is.
-    """
-    known = {store.name: store for store in group.stores}
-    gone = [name for name in fixed if name not in known]
-    if gone:
-        raise ConfigError(
-            f"the selection of {group.name} names stores that the site file no longer has: {', '.join(gone)}",
-            hint=f"put them back, or run `nightferry selection fix {group.name}` to give them up",
-            subject=group.name,
-        )
-    return tuple(known[name] for name in fixed)

@@ -49,6 +49,8 @@ class SiteSection(Section):
     timezone: str = "UTC"
     restore_roots: tuple[AbsolutePath, ...] = ()
     """Where restores asked for in the Prefect UI may write."""
+    restore_overwrite: Annotated[bool, Field(strict=True)] = False
+    """Whether restores asked for in the Prefect UI may replace files that are there and older."""
     log: Literal["full", "summary", "none"] = "summary"
     """How much a run's log says of each file: every one, only those that are not whole, nothing."""
 

@@ -86,13 +86,22 @@ def _selections(opened: OpenSite) -> Iterator[Finding]:
         if fixed is None:
             continue
         changed = diff(fixed.stores, tuple(s.name for s in group.stores))
-        if changed.added or changed.removed:
+        cure = f"`nightferry selection fix {group.name}` takes the site file's list; until then the fixed one runs"
+        if changed.added:
             yield Finding(
                 "NF-SEL-001",
                 "warn",
-                f"storage group {group.name}: the site file's stores differ from the fixed selection "
-                f"(new: {', '.join(changed.added) or 'none'}; gone: {', '.join(changed.removed) or 'none'})",
-                f"`nightferry selection fix {group.name}` takes the new list; until then the fixed one runs",
+                f"storage group {group.name}: not in the fixed selection, so not backed up: "
+                f"{', '.join(changed.added)}",
+                cure,
+            )
+        if changed.removed:
+            yield Finding(
+                "NF-SEL-002",
+                "fail",
+                f"storage group {group.name}: in the fixed selection and gone from the site file, which holds the "
+                f"gate: {', '.join(changed.removed)}",
+                cure,
             )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from nightferry.errors import ConfigError
 from tests.support.prefect_site import BACK, NightSite, ask, environment, until
+from tests.support.small_site import SmallSite
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 
@@ -68,6 +69,10 @@ def test_names_are_choices_that_the_server_enforces(deployed):
     assert properties["back_group"]["enum"] == [BACK]
     [groups] = [option for option in properties["groups"]["anyOf"] if option["type"] == "array"]
     assert groups["items"]["enum"] == ["SG1", "SG2"]
+    nodes = deployment("restore-files")["parameter_openapi_schema"]["properties"]["node"]["anyOf"]
+    assert [option["enum"] for option in nodes if option["type"] == "string"] == [
+        ["TEX-ACTV-1", "TEX-PASS-1"]
+    ]
     for parameters in ({"back_group": "TEX-BACK-9"}, {"back_group": BACK, "stores": ["SG1/nosuch"]}):
         with pytest.raises(httpx.HTTPStatusError) as refused:
             ask(
@@ -99,6 +104,17 @@ def test_a_block_edited_in_the_ui_is_not_overwritten(deployed):
             apply(site)
     finally:
         ask(f"/block_documents/{block['id']}", {"data": block["data"]}, method="PATCH")
+
+
+def test_a_night_over_midnight_is_scheduled_at_its_first_storage_group(tmp_path):
+    from deployments.apply import plan_deployments
+    from nightferry.model.load import load_site
+
+    site = SmallSite(tmp_path, stores={"SG1": ("a",), "SG2": ("b",)}, copies=("folder",)).build()
+    text = site.file.read_text()
+    site.file.write_text(text.replace('start = "20:00"', 'start = "01:00"', 1))
+    night = plan_deployments(load_site(site.file).site)[0]
+    assert [cron for cron, _ in night.schedules.values()] == ["0 20 * * *"]
 
 
 def test_a_foreign_package_called_flows_is_refused(prefect_server, site):
@@ -201,7 +217,8 @@ def test_a_worker_restores_below_a_restore_root_and_nowhere_else(deployed, worke
     site, _ = deployed
     # By the records alone: another run of the window finds what is staged, or stages it.
     assert site.night().is_completed()
-    inside = start("restore-files", store="SG1/priv1", patterns=["mail.txt"], to=f"{site.here}/restored/a")
+    where = {"to": f"{site.here}/restored/a", "node": "TEX-PASS-1"}
+    inside = start("restore-files", store="SG1/priv1", patterns=["mail.txt"], **where)
     outside = start("restore-files", store="SG1/priv1", patterns=["mail.txt"], to=f"{site.here}/elsewhere")
     good, refused = ended(inside), ended(outside)
     assert good["state_name"] == "Completed", good["state"]["message"]

@@ -1,9 +1,6 @@
 """Fixed selections."""
 
-import pytest
-
-from nightferry.errors import ConfigError
-from nightferry.model.selection import current, diff, rule, selected
+from nightferry.model.selection import current, diff, rule
 from nightferry.model.stores import Group
 
 
@@ -21,16 +18,6 @@ def test_the_difference_names_what_came_and_went():
     assert (change.added, change.removed) == (("c",), ("x",))
     assert change
     assert not diff(["b", "a", "c"], now)
-
-
-def test_the_fixed_list_runs_in_its_own_order():
-    assert [store.name for store in selected(["b", "a"], group("a", "b", "c"))] == ["b", "a"]
-
-
-def test_a_fixed_store_that_the_site_file_lost_is_an_error_with_a_way_out():
-    with pytest.raises(ConfigError, match="x") as refused:
-        selected(["a", "x"], group("a"))
-    assert "selection fix SG1" in refused.value.hint
 
 
 def test_only_a_group_of_all_databases_fixes_the_rule():
