@@ -213,7 +213,7 @@ def _destinations(opened: OpenSite) -> Iterator[Finding]:
     for group in opened.site.groups:
         if not group.copies:
             yield Finding(
-                "NF-DEST-002",
+                "NF-SITE-003",
                 "warn",
                 f"storage group {group.name} has no copies: its images stay on staging alone",
                 'name its destinations in copies = ["…"]',
