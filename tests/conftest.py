@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from tests.servers.seaweed import seaweed
+
 
 def needs(*programs: str) -> pytest.MarkDecorator:
     """Skips a test, visibly, where a program is missing; with NIGHTFERRY_REQUIRE_SERVERS=1 it fails there."""
@@ -15,3 +17,6 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         bool(missing) and not required, reason=f"not on this machine: {', '.join(missing)}"
     )
+
+
+__all__ = ["needs", "seaweed"]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nightferry.destination.base import (
-    DATA_NAMES,
-    SIDE_FILES,
-    Found,
-    Outgoing,
-    Receipt,
-    encoding_of,
+from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Found, Outgoing, Receipt
+from nightferry.destination.copies import (
+    COPY,
+    META,
+    Lanes,
+    about,
+    data_name,
+    location_of,
+    parse_about,
+    place_of,
+    receipt_of,
+    safe_name,
+    watched,
 )
 from nightferry.destination.objects import FolderObjects, Objects, Pieces, SpecObjects
 from nightferry.errors import (
@@ -29,10 +34,8 @@ from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
-_CATALOGS_KEPT = 3
+CATALOGS_KEPT = 3
 _STREAM_BYTES = 4 << 20
-_COPY = "copy.json"
-_META = "meta.json"
 
 
 class ObjectReader:
@@ -68,13 +71,13 @@ class ObjectReader:
 class FsspecLane:
     """See ``Lane``: one of the parallel writers."""
 
-    def __init__(self, destination: FsspecDestination, number: int) -> None:
+    def __init__(self, destination: FsspecDestination, name: str) -> None:
         self._destination = destination
-        self._number = number
+        self._name = name
 
     @property
     def name(self) -> str:
-        return f"writer {self._number}"
+        return self._name
 
     def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
         return self._destination.put(outgoing, epoch, self.name, progress, cancel)
@@ -103,9 +106,7 @@ class FsspecDestination:
         self._name = name
         self._url = url
         self._objects: Objects = _objects(name, url, dict(options or {}))
-        self._free = list(range(lanes, 0, -1))
-        self._lanes = lanes
-        self._turn = threading.Condition()
+        self._lanes = Lanes(lanes)
 
     @property
     def name(self) -> str:
@@ -113,7 +114,7 @@ class FsspecDestination:
 
     @property
     def lanes(self) -> int:
-        return self._lanes
+        return self._lanes.count
 
     def check(self) -> list[Finding]:
         try:
@@ -136,22 +137,13 @@ class FsspecDestination:
 
     @contextmanager
     def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[FsspecLane]:
-        with self._turn:
-            while not self._free:
-                cancel.check()
-                self._turn.wait(0.2)
-            number = self._free.pop()
-        try:
-            yield FsspecLane(self, number)
-        finally:
-            with self._turn:
-                self._free.append(number)
-                self._turn.notify()
+        with self._lanes.lease(cancel) as name:
+            yield FsspecLane(self, name)
 
     def put(self, outgoing: Outgoing, epoch: int, lane: str, progress: Progress, cancel: Cancel) -> Receipt:
         """See ``Lane.put``."""
         self._objects.require_root()
-        image = _safe(outgoing.image)
+        image = safe_name(outgoing.image)
         whole = self._copy_of(image)
         if whole is not None:
             if whole["digest"] != outgoing.digest:
@@ -161,23 +153,21 @@ class FsspecDestination:
                     hint="two images have one name; look at both with `nightferry copies`",
                 )
             if whole["epoch"] == epoch:
-                return _receipt(whole, lane)
+                return receipt_of(whole, lane)
             # A new epoch is asked for because what is here was found damaged: it only looks whole.
         folder = f"images/{image}"
-        self._objects.remove(f"{folder}/{_META}")
+        self._objects.remove(f"{folder}/{META}")
         self._objects.remove(folder)
-        about: dict[str, Any] = {"image": image, "epoch": epoch, "digest": outgoing.digest}
-        if outgoing.encoding:
-            about["encoding"] = outgoing.encoding
-        pieces = _watched(outgoing, about, progress, cancel)
-        files: dict[str, Pieces] = {DATA_NAMES[outgoing.encoding]: pieces, _COPY: _as_json(about)}
-        files |= {name: [outgoing.side_files[name]] for name in SIDE_FILES if name != _META}
+        said = about(image, epoch, outgoing)
+        pieces = watched(outgoing, said, progress, cancel)
+        files: dict[str, Pieces] = {DATA_NAMES[outgoing.encoding]: pieces, COPY: _as_json(said)}
+        files |= {name: [outgoing.side_files[name]] for name in SIDE_FILES if name != META}
         try:
-            self._objects.publish(folder, epoch, files, (_META, outgoing.side_files[_META]))
+            self._objects.publish(folder, epoch, files, (META, outgoing.side_files[META]))
         except BaseException:
             self._tidy(folder)
             raise
-        return _receipt(about, lane)
+        return receipt_of(said, lane)
 
     def _tidy(self, folder: str) -> None:
         """Removes what a failed put wrote; a place that does not answer keeps its leftover for the next put
@@ -190,31 +180,26 @@ class FsspecDestination:
     def _copy_of(self, image: str) -> dict[str, Any] | None:
         """``copy.json`` of a whole copy; None when the image is not here or not whole."""
         folder = f"images/{image}"
-        if self._objects.size(f"{folder}/{_META}") is None:
+        if self._objects.size(f"{folder}/{META}") is None:
             return None
         try:
-            about = json.loads(self._objects.read(f"{folder}/{_COPY}"))
-            sound = (
-                about["image"] == image
-                and {*about} - {"encoding"} == {"image", "epoch", "size_bytes", "digest"}
-                and self._objects.size(f"{folder}/{_data(about)}") == about["size_bytes"]
-            )
-        except (ValueError, KeyError, TypeError, MediumDamaged):
-            sound = False
-        if not sound:
+            said = parse_about(image, self._objects.read(f"{folder}/{COPY}"))
+        except MediumDamaged:
             return None
-        return dict(about)
+        if said is None or self._objects.size(f"{folder}/{data_name(said)}") != said["size_bytes"]:
+            return None
+        return said
 
     def find(self, image: str, epoch: int) -> Receipt | None:
         self._objects.require_root()
-        about = self._copy_of(_safe(image))
-        return _receipt(about) if about is not None and about["epoch"] == epoch else None
+        said = self._copy_of(safe_name(image))
+        return receipt_of(said) if said is not None and said["epoch"] == epoch else None
 
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
         self._objects.require_root()
-        image, size_bytes = _place(location)
-        path = f"images/{image}/{_data(location)}"
+        image, size_bytes = place_of(location)
+        path = f"images/{image}/{data_name(location)}"
         size = self._objects.size(path)
         if size != size_bytes:
             found = "is not there" if size is None else f"has {size} bytes"
@@ -225,29 +210,29 @@ class FsspecDestination:
         if name not in SIDE_FILES:
             raise DestinationError(f"{name!r} is no side file", subject=name)
         self._objects.require_root()
-        return self._objects.read(f"images/{_place(location)[0]}/{name}")
+        return self._objects.read(f"images/{place_of(location)[0]}/{name}")
 
     def remove(self, location: Mapping[str, Any]) -> None:
         self._objects.require_root()
-        folder = f"images/{_place(location)[0]}"
-        self._objects.remove(f"{folder}/{_META}")
+        folder = f"images/{place_of(location)[0]}"
+        self._objects.remove(f"{folder}/{META}")
         self._objects.remove(folder)
 
     def scan(self) -> Iterator[Found]:
         self._objects.require_root()
         for image in self._objects.names("images"):
-            about = self._copy_of(_safe(image))
-            if about is not None:
-                meta = self._objects.read(f"images/{image}/{_META}")
-                yield Found(image, about["epoch"], _location(about), meta)
+            said = self._copy_of(safe_name(image))
+            if said is not None:
+                meta = self._objects.read(f"images/{image}/{META}")
+                yield Found(image, said["epoch"], location_of(said), meta)
 
     def put_catalog(self, name: str, data: bytes) -> None:
         self._objects.require_root()
-        self._objects.write(f"catalog/{_safe(name)}", [data])
+        self._objects.write(f"catalog/{safe_name(name)}", [data])
         kept = sorted(
             self._objects.names("catalog"), key=lambda n: (self._objects.changed(f"catalog/{n}"), n)
         )
-        for old in kept[:-_CATALOGS_KEPT]:
+        for old in kept[:-CATALOGS_KEPT]:
             self._objects.remove(f"catalog/{old}")
 
     def close(self) -> None:
@@ -265,51 +250,6 @@ def _objects(name: str, url: str, options: dict[str, Any]) -> Objects:
     return FolderObjects(name, root) if "file" in protocols else SpecObjects(name, fs, root)
 
 
-def _watched(
-    outgoing: Outgoing, about: dict[str, Any], progress: Progress, cancel: Cancel
-) -> Iterator[memoryview]:
-    """The data on its way; ``about`` has its ``size_bytes`` when it has passed."""
-    done = 0
-    for chunk in outgoing.chunks():
-        cancel.check()
-        yield chunk
-        done += len(chunk)
-        progress.advance(outgoing.image, done)
-    cancel.check()
-    if not outgoing.encoding and done != outgoing.size_bytes:
-        raise IntegrityError(
-            f"{outgoing.image} has {done} bytes on staging, {outgoing.size_bytes} were recorded"
-        )
-    about["size_bytes"] = done
-
-
 def _as_json(about: Mapping[str, Any]) -> Iterator[bytes]:
     """Rendered when it is written: after the data, whose size it says."""
     yield json.dumps(about).encode()
-
-
-def _data(said: Mapping[str, Any]) -> str:
-    return DATA_NAMES[encoding_of(said)]
-
-
-def _safe(name: str) -> str:
-    """Names come from validated places; one that could leave its folder is refused all the same."""
-    if not name or "/" in name or "\0" in name or name.startswith("."):
-        raise ConfigError(f"not a name for an object: {name!r}", subject=name)
-    return name
-
-
-def _location(about: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("image", "epoch", "size_bytes", "encoding")
-    return {key: about[key] for key in keys if key in about}
-
-
-def _receipt(about: Mapping[str, Any], lane: str = "") -> Receipt:
-    return Receipt(_location(about), about["size_bytes"], lane=lane)
-
-
-def _place(location: Mapping[str, Any]) -> tuple[str, int]:
-    image, size_bytes = location.get("image"), location.get("size_bytes")
-    if not isinstance(image, str) or not isinstance(size_bytes, int):
-        raise ConfigError(f"not the location of a copy: {dict(location)!r}")
-    return _safe(image), size_bytes

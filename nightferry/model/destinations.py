@@ -178,6 +178,12 @@ class S3Settings(_DestinationBase):
     ca_file: AbsolutePath | None = None
     access_key: SecretRef | None = None
     secret_key: SecretRef | None = None
+    path_style: bool | None = None
+    """``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: with an endpoint of one's own."""
+    max_parts: Annotated[int, Field(strict=True, ge=100, le=10_000)] = 10_000
+    """Parts of one upload that the provider takes; some take 1,000."""
+    storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None
+    """Of the images' data, in the provider's words; the small files beside it stay in the bucket's own."""
     lock: Lock | None = None
 
 

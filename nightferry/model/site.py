@@ -17,7 +17,6 @@ from nightferry.model.destinations import (
     Destination,
     FsspecSettings,
     Retention,
-    S3Settings,
     TapeSettings,
     VirtualLibrary,
 )
@@ -276,14 +275,10 @@ def _undelivered(site: Site) -> list[str]:
                 found.append(f"groups[{group.name}].stores[{store.name}].kind: {store.kind} stores")
     for destination in site.destinations:
         place = f"destinations[{destination.name}]"
-        if isinstance(destination, S3Settings):
-            found.append(f"{place}.kind: s3 destinations")
-        elif isinstance(destination, FsspecSettings) and not destination.url.startswith("file://"):
+        if isinstance(destination, FsspecSettings) and not destination.url.startswith("file://"):
             found.append(f"{place}.url: fsspec destinations other than file://")
         elif isinstance(destination, TapeSettings) and not isinstance(destination.library, VirtualLibrary):
             found.append(f"{place}.library.kind: {destination.library.kind} libraries")
         if destination.encode is not None and destination.encode.encrypt_to:
             found.append(f"{place}.encode.encrypt_to: encrypted copies")
-        if isinstance(destination, S3Settings) and destination.lock is not None:
-            found.append(f"{place}.lock: object lock")
     return found

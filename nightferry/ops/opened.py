@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import assert_never
 
 from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
@@ -23,7 +24,7 @@ from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
-from nightferry.model.destinations import FsspecSettings, TapeSettings, VirtualLibrary
+from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import LocalClusterSettings
@@ -31,7 +32,7 @@ from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogRegister
-from nightferry.plan.restore_order import FOLDER_SPEED, TAPE_SPEED, Speed
+from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
@@ -200,10 +201,8 @@ class OpenSite:
 
     def speeds(self) -> dict[str, Speed]:
         """What each destination can be expected to do, to choose where to restore from."""
-        return {
-            d.name: TAPE_SPEED if isinstance(d, TapeSettings) else FOLDER_SPEED
-            for d in self.site.destinations
-        }
+        kinds = {TapeSettings: TAPE_SPEED, S3Settings: OBJECT_SPEED, FsspecSettings: FOLDER_SPEED}
+        return {d.name: kinds[type(d)] for d in self.site.destinations}
 
     # -- closing ------------------------------------------------------------------------------
 
@@ -294,8 +293,12 @@ class OpenSite:
                 return FsspecDestination(
                     settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS
                 )
+            case S3Settings():
+                from nightferry.destination.s3.destination import open_s3
+
+                return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
             case _:
-                raise NotInThisRelease(f"destination kind {settings.kind!r} is not in this release")
+                assert_never(settings)
 
 
 def operator() -> str:

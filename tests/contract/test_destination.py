@@ -20,9 +20,12 @@ from typing import Any
 import fsspec
 import pytest
 import xxhash
+from botocore.awsrequest import AWSResponse
 
 from nightferry.destination.base import Destination, Encoding, Outgoing, Receipt, encoding_of
 from nightferry.destination.fsspec import FsspecDestination
+from nightferry.destination.s3.destination import open_s3
+from nightferry.destination.s3.wire import BoundedSession
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.virtual import open_virtual
@@ -36,10 +39,12 @@ from nightferry.errors import (
     NoScratch,
 )
 from nightferry.image.frames import FramedReader
+from nightferry.model.destinations import S3Settings
 from nightferry.model.records import CartridgeRecord
 from nightferry.ops.encode import EncodedOutgoing
 from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.base import ByteReader
+from tests.servers.seaweed import KEYS, Seaweed
 
 MIB = 1 << 20
 
@@ -224,6 +229,29 @@ def tape_place(tmp: Path) -> Place:
     return Place("tape", opened, _flip_in_files(root, "cartridges/*/*.tape"))
 
 
+def s3_place(tmp: Path, server: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Place:
+    prefix = server.prefix()
+    monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
+    monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
+    settings = S3Settings(
+        name="cloud",
+        kind="s3",
+        url=f"s3://{server.bucket}/{prefix}",
+        endpoint=server.endpoint,
+        access_key="env:NF_TEST_ACCESS",
+        secret_key="env:NF_TEST_SECRET",
+    )
+
+    def flip(sample: bytes, offset: int) -> None:
+        client = server.client()
+        (key,) = [k for k in server.keys_below(prefix) if k.endswith("/data")]
+        data = bytearray(client.get_object(Bucket=server.bucket, Key=key)["Body"].read())
+        data[data.index(sample) + offset] ^= 1
+        client.put_object(Bucket=server.bucket, Key=key, Body=bytes(data))
+
+    return Place("s3", lambda: open_s3(settings), flip)
+
+
 PLACES: dict[str, Callable[[Path], Place]] = {
     "folder": folder_place,
     "encoded": encoded_place,
@@ -239,9 +267,12 @@ def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
 
 
-@pytest.fixture(params=list(PLACES))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    place = PLACES[request.param](tmp_path)
+@pytest.fixture(params=[*PLACES, pytest.param("s3", marks=pytest.mark.server)])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    if request.param == "s3":
+        place = s3_place(tmp_path, request.getfixturevalue("seaweed"), monkeypatch)
+    else:
+        place = PLACES[request.param](tmp_path)
     yield place
     for destination in place.opened:
         destination.close()
@@ -261,7 +292,7 @@ def test_put_then_open_gives_the_same_bytes(place: Place) -> None:
     image = Image("i1", random_bytes(1, 3 * MIB + 5))
     receipt = put(place.again(), image)
     assert (receipt.size_bytes == image.size_bytes) != (place.kind == "encoded")
-    assert not receipt.verified
+    assert receipt.verified == (place.kind == "s3")  # its store checks all bytes against our CRC
     assert read_all(place.again(), receipt) == image.data
 
 
@@ -447,11 +478,20 @@ def test_no_room_is_said_and_leaves_nothing_whole(place: Place, monkeypatch: pyt
         def full(*_: object) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(os, "write", full)
-        monkeypatch.setattr("fsspec.implementations.memory.MemoryFile.write", full)
-        with pytest.raises(MediumFull) as caught:
-            put(destination, Image("i1", random_bytes(1, MIB)))
-        monkeypatch.undo()
+        def answer_507(self: BoundedSession, request: Any, **_: Any) -> AWSResponse:
+            answer = send(self, request)
+            status = 507 if request.method == "PUT" else answer.status_code
+            return AWSResponse(answer.url, status, answer.headers, answer.raw)
+
+        send = BoundedSession.send
+        with monkeypatch.context() as patch:
+            patch.setattr(BoundedSession, "send", answer_507)
+            patch.setattr(os, "write", full)
+            patch.setattr("fsspec.implementations.memory.MemoryFile.write", full)
+            destination = place.again()
+            with pytest.raises(MediumFull) as caught:
+                put(destination, Image("i1", random_bytes(1, MIB)))
+        destination = place.again()
         assert not caught.value.retryable
     assert destination.find("i1", 1) is None
     assert list(destination.scan()) == []

@@ -1,0 +1,127 @@
+"""What all destinations that keep copies as objects share: names, ``copy.json``, locations, lanes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from nightferry.destination.base import DATA_NAMES, Outgoing, Receipt, encoding_of
+from nightferry.errors import ConfigError, IntegrityError
+from nightferry.progress import Cancel, Progress
+
+COPY = "copy.json"
+META = "meta.json"
+_KEYS = {"image", "epoch", "size_bytes", "digest"}
+
+
+class Lanes:
+    """Numbers of parallel writers, leased one by one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count, 0, -1))
+        self._turn = threading.Condition()
+
+    @contextmanager
+    def lease(self, cancel: Cancel) -> Iterator[str]:
+        """The name of a free lane; waits while all are taken.
+
+        Raises:
+            Cancelled: a stop was asked for meanwhile.
+        """
+        with self._turn:
+            while not self._free:
+                cancel.check()
+                self._turn.wait(0.2)
+            number = self._free.pop()
+        try:
+            yield f"writer {number}"
+        finally:
+            with self._turn:
+                self._free.append(number)
+                self._turn.notify()
+
+
+def watched(
+    outgoing: Outgoing, said: dict[str, Any], progress: Progress, cancel: Cancel
+) -> Iterator[memoryview]:
+    """The data on its way, stopped between two chunks; ``said`` has its ``size_bytes`` when it has passed.
+
+    Raises:
+        IntegrityError: an image's plain bytes are not as many as were recorded.
+        Cancelled: a stop was asked for.
+    """
+    done = 0
+    for chunk in outgoing.chunks():
+        cancel.check()
+        yield chunk
+        done += len(chunk)
+        progress.advance(outgoing.image, done)
+    cancel.check()
+    if not outgoing.encoding and done != outgoing.size_bytes:
+        raise IntegrityError(
+            f"{outgoing.image} has {done} bytes on staging, {outgoing.size_bytes} were recorded"
+        )
+    said["size_bytes"] = done
+
+
+def safe_name(name: str) -> str:
+    """Names come from validated places; one that could leave its folder is refused all the same.
+
+    Raises:
+        ConfigError: it could.
+    """
+    if not name or "/" in name or "\0" in name or name.startswith("."):
+        raise ConfigError(f"not a name for an object: {name!r}", subject=name)
+    return name
+
+
+def about(image: str, epoch: int, outgoing: Outgoing) -> dict[str, Any]:
+    """What ``copy.json`` says, but for ``size_bytes``: see ``watched``."""
+    said: dict[str, Any] = {"image": image, "epoch": epoch, "digest": outgoing.digest}
+    return said | ({"encoding": outgoing.encoding} if outgoing.encoding else {})
+
+
+def parse_about(image: str, text: bytes) -> dict[str, Any] | None:
+    """``copy.json`` of an image; None when it is not one."""
+    try:
+        said = json.loads(text)
+        sound = said["image"] == image and {*said} - {"encoding"} == _KEYS
+        sound = sound and isinstance(said["epoch"], int) and isinstance(said["size_bytes"], int)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return dict(said) if sound else None
+
+
+def data_name(said: Mapping[str, Any]) -> str:
+    """What the data of the copy with this ``copy.json`` or location is called.
+
+    Raises:
+        NotInThisRelease: it is encoded in a way this release does not know.
+    """
+    return DATA_NAMES[encoding_of(said)]
+
+
+def location_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy's location from its ``copy.json``."""
+    keys = ("image", "epoch", "size_bytes", "encoding")
+    return {key: said[key] for key in keys if key in said}
+
+
+def receipt_of(said: Mapping[str, Any], lane: str = "") -> Receipt:
+    return Receipt(location_of(said), said["size_bytes"], lane=lane)
+
+
+def place_of(location: Mapping[str, Any]) -> tuple[str, int]:
+    """Image and size from a copy's location.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    image, size_bytes = location.get("image"), location.get("size_bytes")
+    if not isinstance(image, str) or not isinstance(size_bytes, int):
+        raise ConfigError(f"not the location of a copy: {dict(location)!r}")
+    return safe_name(image), size_bytes

@@ -1,0 +1,373 @@
+"""A bucket's verbs: tried again through the endpoint's back-off, bounded, and failing in our own words."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from botocore.exceptions import ClientError, IncompleteReadError
+
+from nightferry.destination.s3.backoff import Backoff
+from nightferry.destination.s3.client import Connection
+from nightferry.destination.s3.failure import FAULTS, Forbidden, as_destination_error, code_of, status_of
+from nightferry.destination.s3.parts import Streamed, crc64, crc_text
+from nightferry.errors import DestinationError, MediumDamaged
+from nightferry.progress import Cancel
+
+READ_BYTES = 1 << 20
+LIST_PAGES = 20_000
+"""Pages of one listing, a thousand names each; a listing beyond has no end."""
+DIGEST = "nightferry-digest"
+"""User metadata of an image's data: the image's digest, by which a retry knows its own object again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What an object says of itself."""
+
+    size_bytes: int
+    etag: str
+    digest: str
+    """The image digest it was stored with; empty for what is no image's data."""
+    crc: str
+    """Its full-object CRC64NVME in base64; empty when the store keeps none."""
+    storage_class: str = ""
+    restore: str = ""
+    """The store's words about a recall from an archived class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A multipart upload that is not complete."""
+
+    key: str
+    upload_id: str
+    initiated: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PartThere:
+    """A part that the store has."""
+
+    number: int
+    size_bytes: int
+    etag: str
+    crc: str
+
+
+class Bucket:
+    """Objects below the destination's prefix, by relative path.
+
+    Verbs raise ``Unavailable`` when the endpoint stays silent, ``Forbidden`` when the key may not, other
+    ``DestinationError`` when it refuses.
+
+    Args:
+        name: The destination's name, for messages.
+        connection: The opened client.
+        backoff: The endpoint's.
+    """
+
+    def __init__(self, name: str, connection: Connection, backoff: Backoff) -> None:
+        self.name = name
+        self.bucket = connection.bucket
+        self.endpoint = connection.endpoint
+        self._connection = connection
+        self._client = connection.client
+        self._prefix = connection.prefix
+        self._backoff = backoff
+
+    def key(self, path: str) -> str:
+        return self._prefix + path
+
+    def path(self, key: str) -> str:
+        return key.removeprefix(self._prefix)
+
+    def call(
+        self,
+        verb: str,
+        *,
+        cancel: Cancel | None = None,
+        unless: Collection[int | str] = (),
+        **params: Any,
+    ) -> Mapping[str, Any] | None:
+        """One request of boto3's client.
+
+        Args:
+            verb: The client's method.
+            cancel: Seen between two tries.
+            unless: HTTP statuses and S3 codes that are answers too.
+            params: The method's, without the bucket.
+
+        Returns:
+            What boto3 returns; None for an answer of ``unless``.
+        """
+
+        def request() -> Mapping[str, Any] | None:
+            try:
+                answer: Mapping[str, Any] = getattr(self._client, verb)(Bucket=self.bucket, **params)
+                return answer
+            except ClientError as error:
+                if status_of(error) in unless or code_of(error) in unless:
+                    return None
+                raise
+
+        try:
+            return self._backoff.run(request, cancel or Cancel())
+        except FAULTS as error:
+            what = f"{verb} {params.get('Key', '')}".rstrip()
+            raise as_destination_error(error, self.name, what) from error
+
+    def require(self) -> None:
+        """Raises:
+        DestinationError: there is no such bucket.
+        """
+        try:
+            there = self.call("head_bucket", unless=(404,)) is not None
+        except Forbidden:  # it is there; its name is all we wanted to know
+            there = True
+        if not there:
+            raise DestinationError(
+                f"{self.name}: there is no bucket {self.bucket!r} at {self.endpoint}",
+                subject=self.name,
+                hint="make the bucket, or correct the url",
+            )
+
+    def time_there(self) -> datetime | None:
+        """What the endpoint's clock says; None when it does not say."""
+        answer = self.call("head_bucket", unless=(403,)) or {}
+        said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+        try:
+            return parsedate_to_datetime(said)
+        except ValueError:
+            return None
+
+    def head(self, path: str) -> Head | None:
+        """What an object says of itself; None when it is not there.
+
+        Raises:
+            Forbidden: the key may not read.
+        """
+        found = self.call("head_object", Key=self.key(path), ChecksumMode="ENABLED", unless=(404,))
+        if found is None:
+            self.require()
+            return None
+        return Head(
+            int(found.get("ContentLength", -1)),
+            str(found.get("ETag", "")),
+            str(found.get("Metadata", {}).get(DIGEST, "")),
+            whole_crc(found),
+            str(found.get("StorageClass", "")),
+            str(found.get("Restore", "")),
+        )
+
+    def get(self, path: str, most_bytes: int) -> bytes | None:
+        """A small object's bytes; None when it is not there.
+
+        Raises:
+            MediumDamaged: it is longer than ``most_bytes``.
+        """
+        key = self.key(path)
+
+        def request() -> bytes | None:
+            try:
+                answer = self._client.get_object(Bucket=self.bucket, Key=key)
+            except ClientError as error:
+                if status_of(error) == 404:
+                    return None
+                raise
+            body = answer["Body"]
+            try:
+                length = int(answer.get("ContentLength", most_bytes + 1))
+                if length > most_bytes:
+                    raise MediumDamaged(
+                        f"{self.name}: {key} has {length} bytes, at most {most_bytes} make sense",
+                        subject=self.name,
+                    )
+                data = bytearray(length)
+                _read_into(body, memoryview(data))
+                return bytes(data)
+            finally:
+                body.close()
+
+        try:
+            data = self._backoff.run(request, Cancel())
+        except FAULTS as error:
+            raise as_destination_error(error, self.name, f"get {key}") from error
+        if data is None:
+            self.require()
+        return data
+
+    def get_range(self, path: str, offset: int, into: memoryview, etag: str, size_bytes: int) -> None:
+        """Fills ``into`` with an object's bytes from ``offset`` on. A cut continues where it was cut.
+
+        Raises:
+            MediumDamaged: the object is gone, or is not any more the one with this ``etag`` and size.
+        """
+        key, done = self.key(path), 0
+
+        def request() -> None:
+            nonlocal done
+            first, last = offset + done, offset + len(into) - 1
+            answer = self._client.get_object(
+                Bucket=self.bucket, Key=key, Range=f"bytes={first}-{last}", IfMatch=etag
+            )
+            body = answer["Body"]
+            try:
+                said = answer.get("ContentRange", "")
+                if said != f"bytes {first}-{last}/{size_bytes}":
+                    raise DestinationError(
+                        f"{self.name}: asked for bytes {first}-{last}/{size_bytes} of {key}, "
+                        f"it answers with {said[:80]!r}",
+                        subject=self.name,
+                    )
+                while done < len(into):
+                    done += _read_some(body, into[done:])
+            finally:
+                body.close()
+
+        try:
+            self._backoff.run(request, Cancel())
+        except ClientError as error:
+            if status_of(error) in (404, 412, 416):
+                self.require()
+                raise MediumDamaged(
+                    f"{self.name}: {key} is not the object any more that was stored", subject=self.name
+                ) from error
+            raise as_destination_error(error, self.name, f"get {key}") from error
+        except FAULTS as error:
+            raise as_destination_error(error, self.name, f"get {key}") from error
+
+    def send_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        opened: Callable[[], Streamed],
+        size_bytes: int,
+        cancel: Cancel,
+    ) -> tuple[str, int]:
+        """Sends a part from a stream that every try opens anew; returns its ETag and CRC."""
+
+        def request() -> tuple[str, int]:
+            body = opened()
+            answer = self._client.upload_part(
+                Bucket=self.bucket,
+                Key=key,
+                UploadId=upload_id,
+                PartNumber=number,
+                Body=body,
+                ContentLength=size_bytes,
+            )
+            return str(answer["ETag"]), body.crc
+
+        try:
+            return self._backoff.run(request, cancel)
+        except FAULTS as error:
+            raise as_destination_error(error, self.name, f"upload_part {key}") from error
+
+    def delete(self, path: str) -> None:
+        """Removes an object; none there is fine. In a versioned bucket a marker hides it."""
+        self.call("delete_object", Key=self.key(path), unless=("NoSuchKey",))
+
+    def folders(self, folder: str) -> Iterator[str]:
+        """Names of the folders in a folder, in order of the store."""
+        for page in self._pages("list_objects_v2", self.key(f"{folder}/"), Delimiter="/"):
+            for entry in page.get("CommonPrefixes", ()):
+                yield str(entry.get("Prefix", "")).rstrip("/").rpartition("/")[2]
+
+    def objects(self, folder: str) -> Iterator[tuple[str, datetime]]:
+        """Paths of the objects in a folder with when they were written."""
+        for page in self._pages("list_objects_v2", self.key(f"{folder}/"), Delimiter="/"):
+            for entry in page.get("Contents", ()):
+                yield self.path(str(entry["Key"])), entry["LastModified"]
+
+    def uploads(self, path: str) -> Iterator[Upload]:
+        """Multipart uploads that were begun and neither completed nor aborted, below a path."""
+        for page in self._pages("list_multipart_uploads", self.key(path)):
+            for entry in page.get("Uploads", ()):
+                yield Upload(str(entry["Key"]), str(entry["UploadId"]), entry["Initiated"])
+
+    def parts(self, upload: Upload) -> Iterator[PartThere]:
+        """The parts that an upload has so far."""
+        for page in self._pages("list_parts", None, Key=upload.key, UploadId=upload.upload_id):
+            for entry in page.get("Parts", ()):
+                yield PartThere(
+                    int(entry["PartNumber"]),
+                    int(entry["Size"]),
+                    str(entry["ETag"]),
+                    str(entry.get("ChecksumCRC64NVME", "")),
+                )
+
+    def abort(self, key: str, upload_id: str) -> None:
+        """Gives an upload's parts up; none there is fine."""
+        self.call("abort_multipart_upload", Key=key, UploadId=upload_id, unless=(404,))
+
+    def close(self) -> None:
+        """Closes the connections. May be called twice."""
+        self._connection.session.close()
+
+    def _pages(self, verb: str, prefix: str | None, **params: Any) -> Iterator[Mapping[str, Any]]:
+        """Page by page, each through the back-off.
+
+        Raises:
+            DestinationError: the listing has no end.
+        """
+        where: dict[str, Any] = {} if prefix is None else {"Prefix": prefix}
+        marks: dict[str, Any] = {}
+        for _ in range(LIST_PAGES):
+            page = self.call(verb, **where, **params, **marks) or {}
+            yield page
+            following = {
+                ours: page[theirs]
+                for ours, theirs in _NEXT[verb].items()
+                if page.get(theirs) not in (None, "")
+            }
+            if not page.get("IsTruncated") or not following:
+                return
+            if following == marks:
+                break
+            marks = following
+        raise DestinationError(f"{self.name}: {verb} has no end", subject=self.name)
+
+
+_NEXT = {
+    "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
+    "list_multipart_uploads": {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"},
+    "list_parts": {"PartNumberMarker": "NextPartNumberMarker"},
+}
+
+
+def proof(data: bytes, checksums: bool) -> dict[str, str]:
+    """The digest that a request carries: buckets with object lock take none without."""
+    if checksums:
+        return {"ChecksumCRC64NVME": crc_text(crc64(data))}
+    return {"ContentMD5": b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()}
+
+
+def whole_crc(answer: Mapping[str, Any]) -> str:
+    """The CRC64NVME of the whole object that an answer names, in base64; empty when it names none."""
+    full = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+    return str(answer.get("ChecksumCRC64NVME", "")) if full else ""
+
+
+def _read_some(body: Any, into: memoryview) -> int:
+    """Reads at least one byte.
+
+    Raises:
+        IncompleteReadError: the connection ended.
+    """
+    count = int(body.readinto(into[:READ_BYTES]))
+    if count == 0:
+        raise IncompleteReadError(actual_bytes=0, expected_bytes=len(into))
+    return count
+
+
+def _read_into(body: Any, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        done += _read_some(body, into[done:])

@@ -1,0 +1,130 @@
+"""A boto3 client as the site file wants it, and nothing that would weaken it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from nightferry.destination.s3.wire import BoundedSession
+from nightferry.errors import ConfigError
+from nightferry.model.destinations import S3Settings
+from nightferry.model.secrets import resolve_secret
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+"""Silence, not length: a request may take as long as bytes move."""
+CONNECTIONS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An opened client. ``endpoint`` is the URL its requests go to; ``prefix`` is empty or ends in ``/``."""
+
+    client: Any
+    session: BoundedSession
+    endpoint: str
+    bucket: str
+    prefix: str
+
+
+def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S) -> Connection:
+    """Opens a client. Nothing is sent yet.
+
+    Keys come from the settings' references, else from boto3's own chain. Certificates are verified always:
+    there is no switch, and ``ca_file`` only adds whom to trust.
+
+    Raises:
+        ConfigError: the URL names no bucket, a reference or the profile cannot be resolved, or keys would
+            cross a network without TLS.
+    """
+    import boto3
+    import botocore.session
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+    from botocore.utils import get_environ_proxies
+
+    bucket, prefix = split_url(settings.url)
+    keys: dict[str, str] = {}
+    if settings.access_key and settings.secret_key:
+        keys = {
+            "aws_access_key_id": resolve_secret(settings.access_key).get_secret_value(),
+            "aws_secret_access_key": resolve_secret(settings.secret_key).get_secret_value(),
+        }
+    verify = str(settings.ca_file) if settings.ca_file else None
+    custom = settings.endpoint is not None
+    path_style = custom if settings.path_style is None else settings.path_style
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=read_timeout_s,
+        max_pool_connections=CONNECTIONS,
+        # All streams share one back-off; tries that botocore made by itself would not be seen by it.
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        # Our CRC64NVME and TLS protect the bytes; hashing them a second time would double the cost.
+        s3={"addressing_style": "path" if path_style else "auto", "payload_signing_enabled": False},
+    )
+    try:
+        core = botocore.session.Session(profile=settings.profile)
+        core.register_component("data_loader", _loader())
+        session = boto3.session.Session(botocore_session=core)
+        region = settings.region or session.region_name or ("us-east-1" if custom else None)
+        client = session.client(
+            "s3", endpoint_url=settings.endpoint, region_name=region, verify=verify, config=config, **keys
+        )
+        with_keys = bool(keys) or session.get_credentials() is not None
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigError(f"destination {settings.name}: {error}", subject=settings.name) from error
+    _require_tls(settings.name, client.meta.endpoint_url, with_keys)
+    wire = BoundedSession(
+        verify=verify or core.get_config_variable("ca_bundle") or True,
+        proxies=get_environ_proxies(client.meta.endpoint_url),
+        timeout=(CONNECT_TIMEOUT_S, read_timeout_s),
+        max_pool_connections=CONNECTIONS,
+    )
+    client.meta.events.register("before-send.s3", wire.send)
+    return Connection(client, wire, client.meta.endpoint_url, bucket, prefix)
+
+
+@cache
+def _loader() -> Any:
+    """The description of S3, read once: it takes most of a second."""
+    import botocore.session
+
+    return botocore.session.Session().get_component("data_loader")
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """``s3://bucket/a/b`` → ``("bucket", "a/b/")``.
+
+    Raises:
+        ConfigError: not such a URL.
+    """
+    parts = urlsplit(url)
+    names = [name for name in parts.path.split("/") if name]
+    if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or ".." in names:
+        raise ConfigError(f"not the URL of a bucket: {url!r}", hint="write s3://bucket or s3://bucket/prefix")
+    return parts.netloc, "".join(f"{name}/" for name in names)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the URL's host is this machine."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _require_tls(name: str, endpoint: str, with_keys: bool) -> None:
+    if not endpoint.startswith("https://") and with_keys and not is_loopback(endpoint):
+        raise ConfigError(
+            f"destination {name}: {endpoint} would carry keys and stores without encryption",
+            hint="use https (ca_file names your own authority); plain http is for loopback alone",
+            subject=name,
+        )

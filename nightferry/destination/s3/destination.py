@@ -1,0 +1,317 @@
+"""Copies as objects in a bucket: the layout of a folder destination, on any store that speaks S3."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Found, Outgoing, Receipt
+from nightferry.destination.copies import (
+    COPY,
+    META,
+    Lanes,
+    about,
+    data_name,
+    location_of,
+    parse_about,
+    place_of,
+    receipt_of,
+    safe_name,
+    watched,
+)
+from nightferry.destination.s3.backoff import Backoff
+from nightferry.destination.s3.bucket import Bucket, proof
+from nightferry.destination.s3.check import look
+from nightferry.destination.s3.client import READ_TIMEOUT_S, connect
+from nightferry.destination.s3.failure import Forbidden, is_passing
+from nightferry.destination.s3.parts import crc64, crc_text, joined_crc
+from nightferry.destination.s3.probe import checks_checksums
+from nightferry.destination.s3.reader import ObjectReader
+from nightferry.destination.s3.upload import Stored, Uploader
+from nightferry.errors import Cancelled, DestinationError, MediumDamaged, NightferryError
+from nightferry.model.destinations import Lock, S3Settings
+from nightferry.model.findings import Finding
+from nightferry.progress import Cancel, Progress
+from nightferry.transfer.base import ByteReader
+from nightferry.units import GIB, KIB, MIB
+
+CATALOGS_KEPT = 3
+DEFAULT_LANES = 4
+_MOST_BYTES = {"index": GIB, "chunks": 256 * MIB, META: MIB, COPY: 64 * KIB}
+"""Beyond these a side file makes no sense and is not read."""
+
+_backoffs: dict[str, Backoff] = {}
+_backoffs_lock = threading.Lock()
+
+
+def open_s3(
+    settings: S3Settings,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    lanes: int = DEFAULT_LANES,
+    read_timeout_s: float = READ_TIMEOUT_S,
+) -> S3Destination:
+    """The destination that a site file describes. Nothing is sent yet.
+
+    Raises:
+        ConfigError: see ``client.connect``.
+    """
+    connection = connect(settings, read_timeout_s=read_timeout_s)
+    bucket = Bucket(settings.name, connection, backoff_of(connection.endpoint, clock))
+    uploader = Uploader(bucket, most_parts=settings.max_parts)
+    return S3Destination(
+        bucket, uploader, lanes=lanes, lock=settings.lock, storage_class=settings.storage_class, clock=clock
+    )
+
+
+def backoff_of(endpoint: str, clock: Clock) -> Backoff:
+    """The one back-off of this process for an endpoint."""
+    with _backoffs_lock:
+        return _backoffs.setdefault(endpoint, Backoff(is_passing, clock=clock))
+
+
+class S3Lane:
+    """See ``Lane``: one of the images that go up at once."""
+
+    def __init__(self, destination: S3Destination, name: str) -> None:
+        self._destination = destination
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
+        return self._destination.put(outgoing, epoch, self._name, progress, cancel)
+
+
+class S3Destination:
+    """See ``Destination``. Objects ``images/<image>/{data,index,chunks,copy.json,meta.json}``.
+
+    ``copy.json`` says epoch, size, digest and encoding; ``meta.json`` is written last and makes the copy whole. A copy
+    whose data the store checked against our CRC64NVME, all of it, is verified on arrival.
+
+    A key that may only write suffices for ``put``: what cannot be looked at is then written over, after
+    ``copy.json`` has been made to say that nothing whole is here.
+
+    Args:
+        bucket: Where the objects lie.
+        uploader: Stores images' data.
+        lanes: Images written at once.
+        lock: Object lock of all that belongs to a copy.
+        storage_class: Of the data.
+        clock: The lock's days count from its now.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        uploader: Uploader,
+        *,
+        lanes: int = DEFAULT_LANES,
+        lock: Lock | None = None,
+        storage_class: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._bucket = bucket
+        self._uploader = uploader
+        self._lanes = Lanes(lanes)
+        self._lock = lock
+        self._storage_class = storage_class
+        self._clock = clock
+
+    @property
+    def name(self) -> str:
+        return self._bucket.name
+
+    @property
+    def lanes(self) -> int:
+        return self._lanes.count
+
+    def check(self) -> list[Finding]:
+        return look(self._bucket, self._lock, self._clock)
+
+    @contextmanager
+    def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[S3Lane]:
+        with self._lanes.lease(cancel) as name:
+            yield S3Lane(self, name)
+
+    def put(self, outgoing: Outgoing, epoch: int, lane: str, progress: Progress, cancel: Cancel) -> Receipt:
+        """See ``Lane.put``."""
+        image = safe_name(outgoing.image)
+        folder = f"images/{image}"
+        try:
+            whole = self._copy_of(image)
+        except Forbidden:
+            whole = None
+            self._write(f"{folder}/{COPY}", json.dumps({"image": image, "unfinished": epoch}).encode())
+        if whole is not None:
+            if whole["digest"] != outgoing.digest:
+                raise DestinationError(
+                    f"{self.name} holds another {image}: digest {whole['digest']}, not {outgoing.digest}",
+                    subject=image,
+                    hint="two images have one name; look at both with `nightferry copies`",
+                )
+            if whole["epoch"] == epoch:
+                return receipt_of(whole, lane)
+            # A new epoch is asked for because what is here was found damaged: it only looks whole.
+            self._remove(image)
+        try:
+            said = about(image, epoch, outgoing)
+            stored = self._put_data(outgoing, said, f"{folder}/{data_name(said)}", progress, cancel)
+            for name in SIDE_FILES:
+                if name != META:
+                    self._write(f"{folder}/{name}", outgoing.side_files[name], cancel)
+            self._write(f"{folder}/{COPY}", json.dumps(said).encode(), cancel)
+            self._write(f"{folder}/{META}", outgoing.side_files[META], cancel)
+        except NightferryError as error:
+            if not error.retryable and not isinstance(error, Cancelled):
+                self._tidy(image)
+            raise
+        return Receipt(location_of(said), stored.size_bytes, lane=lane, verified=stored.verified)
+
+    def _put_data(
+        self, outgoing: Outgoing, said: dict[str, Any], path: str, progress: Progress, cancel: Cancel
+    ) -> Stored:
+        checksums = checks_checksums(self._bucket)
+        there = self._there(outgoing, said, path, checksums, progress, cancel)
+        if there is not None:
+            return there
+        extra: dict[str, Any] = self._locked()
+        if self._storage_class:
+            extra["StorageClass"] = self._storage_class
+        said["size_bytes"] = outgoing.size_bytes
+        return self._uploader.store(
+            path,
+            watched(outgoing, said, progress, cancel),
+            None if outgoing.encoding else outgoing.size_bytes,
+            again=outgoing.chunks,
+            digest=outgoing.digest,
+            checksums=checksums,
+            cancel=cancel,
+            extra=extra,
+        )
+
+    def _there(
+        self,
+        outgoing: Outgoing,
+        said: dict[str, Any],
+        path: str,
+        checksums: bool,
+        progress: Progress,
+        cancel: Cancel,
+    ) -> Stored | None:
+        """Data that an earlier try stored and did not live to make a copy of; what is not it is removed.
+
+        The staged bytes are read for their CRC: what the store says it holds must be what we would send.
+        """
+        try:
+            head = self._bucket.head(path)
+        except Forbidden:
+            return None
+        if head is None:
+            return None
+        if head.digest == outgoing.digest:
+            crc = 0
+            for piece in watched(outgoing, said, progress, cancel):
+                crc = joined_crc(crc, crc64(piece), len(piece))
+            proved = checksums and head.crc == crc_text(crc)
+            if head.size_bytes == said["size_bytes"] and (proved or not checksums):
+                return Stored(head.size_bytes, crc, proved)
+        self._bucket.delete(path)
+        return None
+
+    def _write(self, path: str, data: bytes, cancel: Cancel | None = None, *, locked: bool = True) -> None:
+        """A small object, written over if it is there."""
+        self._bucket.call(
+            "put_object",
+            cancel=cancel,
+            Key=self._bucket.key(path),
+            Body=data,
+            **proof(data, checks_checksums(self._bucket)),
+            **(self._locked() if locked else {}),
+        )
+
+    def _locked(self) -> dict[str, Any]:
+        if self._lock is None:
+            return {}
+        until = self._clock.now() + timedelta(days=self._lock.days)
+        return {"ObjectLockMode": self._lock.mode.upper(), "ObjectLockRetainUntilDate": until}
+
+    def _tidy(self, image: str) -> None:
+        """Removes what a failed put wrote. What cannot be removed now, or by this key, is no whole copy."""
+        try:
+            self._remove(image)
+        except DestinationError:
+            return
+
+    def _remove(self, image: str) -> None:
+        """The data goes first: without it nothing left behind by a crash looks whole."""
+        for name in (*DATA_NAMES.values(), META, COPY, "index", "chunks"):
+            self._bucket.delete(f"images/{image}/{name}")
+
+    def _copy_of(self, image: str) -> dict[str, Any] | None:
+        """``copy.json`` of a whole copy; None when the image is not here or not whole."""
+        folder = f"images/{image}"
+        text = self._bucket.get(f"{folder}/{COPY}", _MOST_BYTES[COPY])
+        said = None if text is None else parse_about(image, text)
+        if said is None or self._bucket.head(f"{folder}/{META}") is None:
+            return None
+        data = self._bucket.head(f"{folder}/{data_name(said)}")
+        return said if data is not None and data.size_bytes == said["size_bytes"] else None
+
+    def find(self, image: str, epoch: int) -> Receipt | None:
+        """See ``Destination.find``. A key that may not read finds nothing."""
+        try:
+            said = self._copy_of(safe_name(image))
+        except Forbidden:
+            return None
+        return receipt_of(said) if said is not None and said["epoch"] == epoch else None
+
+    @contextmanager
+    def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
+        image, size_bytes = place_of(location)
+        path = f"images/{image}/{data_name(location)}"
+        head = self._bucket.head(path)
+        if head is None or head.size_bytes != size_bytes:
+            found = "is not there" if head is None else f"has {head.size_bytes} bytes"
+            raise MediumDamaged(f"{self.name}: {path} {found}, {size_bytes} were recorded", subject=image)
+        yield ObjectReader(self._bucket, path, head)
+
+    def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
+        if name not in SIDE_FILES:
+            raise DestinationError(f"{name!r} is no side file", subject=name)
+        path = f"images/{place_of(location)[0]}/{name}"
+        data = self._bucket.get(path, _MOST_BYTES[name])
+        if data is None:
+            raise MediumDamaged(f"{self.name}: {path} is not there", subject=self.name)
+        return data
+
+    def remove(self, location: Mapping[str, Any]) -> None:
+        self._remove(place_of(location)[0])
+
+    def scan(self) -> Iterator[Found]:
+        for image in self._bucket.folders("images"):
+            said = self._copy_of(safe_name(image))
+            meta = None if said is None else self._bucket.get(f"images/{image}/{META}", _MOST_BYTES[META])
+            if said is not None and meta is not None:
+                yield Found(image, said["epoch"], location_of(said), meta)
+
+    def put_catalog(self, name: str, data: bytes) -> None:
+        """See ``Destination.put_catalog``. A key that may only write keeps them all."""
+        self._write(f"catalog/{safe_name(name)}", data, locked=False)
+        try:
+            kept = sorted(self._bucket.objects("catalog"), key=lambda entry: (entry[1], entry[0]))
+            for path, _ in kept[:-CATALOGS_KEPT]:
+                self._bucket.delete(path)
+        except Forbidden:
+            return
+
+    def close(self) -> None:
+        self._uploader.close()
+        self._bucket.close()

@@ -1,0 +1,115 @@
+"""What an S3 endpoint's refusals and silences mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ResponseStreamingError,
+    SSLError,
+)
+from urllib3.exceptions import HTTPError
+
+from nightferry.destination.s3.wire import Redirected
+from nightferry.errors import DestinationError, MediumDamaged, MediumFull, Unavailable
+from nightferry.model.text import safe
+
+FAULTS = (ClientError, BotoCoreError, HTTPError, OSError)
+"""All that a request may raise."""
+
+_PASSING_CODES = {
+    "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestTimeout", "ServiceUnavailable",
+    "InternalError", "OperationAborted", "BadDigest", "XAmzContentChecksumMismatch",
+    "XAmzContentSHA256Mismatch",
+}  # fmt: skip
+"""A wrong digest is here: the bytes were right when they left, so that they were hurt on the way."""
+_FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull"}
+_HINTS = {
+    "InvalidAccessKeyId": "the access key is not known there; look at access_key or profile",
+    "SignatureDoesNotMatch": "the secret key is not the access key's; look at secret_key or profile",
+    "ExpiredToken": "the session has expired; log in again, or use keys that do not expire",
+    "RequestTimeTooSkewed": "set this node's clock (chronyc makestep): it and the store's differ too much",
+    "NoSuchBucket": "make the bucket, or correct the url",
+    "AccessDenied": "give the key the right; docs/s3.md lists which are needed",
+    "InvalidObjectState": "the object is archived: recall it first",
+}
+
+
+class Forbidden(DestinationError):
+    """The key may not do this. For reading that is well when it may only write."""
+
+    default_hint = _HINTS["AccessDenied"]
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status of a refusal; 0 when there was no answer."""
+    return int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def code_of(error: BaseException) -> str:
+    """The S3 code of a refusal, or its status as text where an answer has no body (HEAD)."""
+    return str(_response(error).get("Error", {}).get("Code", ""))
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether another try of the same request can help."""
+    if isinstance(error, ClientError):
+        status = status_of(error)
+        return (
+            code_of(error) in _PASSING_CODES or status == 429 or (status >= 500 and status not in (501, 507))
+        )
+    if isinstance(error, SSLError):
+        return False
+    return isinstance(
+        error, HTTPClientError | IncompleteReadError | ResponseStreamingError | HTTPError | OSError
+    )
+
+
+def as_destination_error(error: Exception, name: str, what: str) -> DestinationError:
+    """The error a user should see. Foreign words are made safe; keys are in none of them.
+
+    Args:
+        error: One of ``FAULTS``.
+        name: The destination.
+        what: What was asked: ``get images/…/data``.
+    """
+    text = f"{name}: {what}: {_said(error)}"
+    code, status = code_of(error), status_of(error)
+    hint = _HINTS.get(code, "")
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return DestinationError(
+            text, subject=name, hint="give access_key and secret_key as references, or a profile"
+        )
+    if code in _FULL or status == 507:
+        return MediumFull(text, subject=name)
+    if isinstance(error, Redirected):
+        return DestinationError(
+            f"{text}; nothing was sent there", subject=name, hint="correct endpoint and region"
+        )
+    if code in ("NoSuchKey", "NoSuchVersion", "InvalidRange"):
+        return MediumDamaged(text, subject=name)
+    if code in ("AccessDenied", "403"):
+        return Forbidden(text, subject=name)
+    if isinstance(error, SSLError):
+        return DestinationError(text, subject=name, hint="give the authority's certificate as ca_file")
+    if is_passing(error):
+        return Unavailable(text, subject=name)
+    return DestinationError(text, subject=name, hint=hint)
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, ClientError):
+        said = f"{code_of(error)}: {_response(error).get('Error', {}).get('Message', '')}"
+        return safe(said.rstrip(": "), 300)
+    return safe(f"{type(error).__name__}: {error}", 300)
+
+
+def _response(error: BaseException) -> Mapping[str, Any]:
+    return error.response if isinstance(error, ClientError) else {}

@@ -1,0 +1,229 @@
+"""Cutting a stream into parts, from memory that all uploads of a destination share."""
+
+from __future__ import annotations
+
+import io
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from awscrt import checksums
+
+from nightferry.errors import DestinationError, IntegrityError
+from nightferry.progress import Cancel
+from nightferry.units import MIB
+
+PART_BYTES = 16 * MIB
+SMALLEST_PART, LARGEST_PART = 5 * MIB, 5 << 30
+"""S3's limits; the last part may be smaller. Source: Amazon S3 user guide, multipart upload limits."""
+MOST_PARTS = 10_000
+MEMORY_BYTES = 128 * MIB
+"""All part buffers of a destination together, however large the images and however many go up at once."""
+
+
+def part_sizes(
+    length: int | None, *, most_parts: int = MOST_PARTS, part_bytes: int = PART_BYTES
+) -> Iterator[int]:
+    """The size of each part in turn, in whole MiB, at most ``most_parts`` of them.
+
+    Args:
+        length: Bytes to come; None when nobody knows: the parts then double every eighth of the way, to
+            ``MEMORY_BYTES``, so that a short stream has small parts and a long one fits all the same.
+        most_parts: The provider's limit.
+        part_bytes: The smallest part.
+
+    Raises:
+        DestinationError: ``length`` does not fit into an object.
+    """
+    if length is not None:
+        size = max(part_bytes, _whole_mib(length, most_parts))
+        if size > LARGEST_PART:
+            raise DestinationError(
+                f"{length} bytes are more than one object can hold", hint="shard the store"
+            )
+        for _ in range(most_parts):
+            yield size
+        return
+    size = part_bytes
+    for number in range(1, most_parts + 1):
+        yield size
+        if number % max(1, most_parts // 8) == 0:
+            size = min(2 * size, max(MEMORY_BYTES, part_bytes))
+
+
+class Memory:
+    """A count of bytes that several threads share."""
+
+    def __init__(self, size_bytes: int = MEMORY_BYTES) -> None:
+        self.size_bytes = size_bytes
+        self.most_taken = 0
+        self._taken = 0
+        self._turn = threading.Condition()
+
+    def take(self, count: int, cancel: Cancel) -> None:
+        """Waits until ``count`` bytes are free and takes them.
+
+        Raises:
+            Cancelled: a stop was asked for meanwhile.
+        """
+        with self._turn:
+            while self._taken + count > self.size_bytes:
+                cancel.check()
+                self._turn.wait(0.2)
+            self._taken += count
+            self.most_taken = max(self.most_taken, self._taken)
+
+    def give(self, count: int) -> None:
+        with self._turn:
+            self._taken -= count
+            self._turn.notify_all()
+
+
+@dataclass(slots=True)
+class Part:
+    """A part in memory; ``drop`` it when it has been sent."""
+
+    number: int
+    data: bytes
+    memory: Memory
+    reserved: int
+
+    def drop(self) -> None:
+        self.data = b""
+        self.memory.give(self.reserved)
+
+
+def cut(
+    pieces: Iterator[memoryview], sizes: Iterator[int], length: int | None, memory: Memory, cancel: Cancel
+) -> Iterator[Part]:
+    """Parts of the stream in order; at least one, which may be empty.
+
+    A piece is copied before the next one is asked for. Whoever gets a part drops it.
+
+    Raises:
+        DestinationError: the stream is longer than all parts together.
+    """
+    rest: memoryview | None = memoryview(b"")
+    left = length
+    for number, size in enumerate(sizes, 1):
+        if left is not None:
+            size = min(size, max(left, 1))
+        memory.take(size, cancel)
+        part = Part(number, b"", memory, size)
+        # A BytesIO gives its bytes away without a copy; of a bytearray the signer would make one of its own.
+        buffer, filled = _room(size), 0
+        try:
+            while filled < size:
+                if not rest:
+                    rest = next(pieces, None)
+                    if rest is None:
+                        break
+                    continue
+                step = min(len(rest), size - filled)
+                buffer.write(rest[:step])
+                rest = rest[step:]
+                filled += step
+            buffer.truncate(filled)
+            part.data = buffer.getvalue()
+            del buffer
+        except BaseException:
+            part.drop()
+            raise
+        left = None if left is None else left - filled
+        if (not filled and number > 1) or (left == 0 and _more(rest, pieces)):
+            part.drop()
+            if filled:
+                raise IntegrityError(f"more than the {length} bytes that were announced")
+            return
+        yield part
+        if rest is None or left == 0:
+            return
+    if _more(rest, pieces):
+        raise DestinationError(
+            "the stream is longer than an object of this many parts", hint="shard the store"
+        )
+
+
+def _room(size_bytes: int) -> io.BytesIO:
+    """A buffer that has its size already: one that grows would be moved again and again."""
+    buffer = io.BytesIO()
+    buffer.seek(size_bytes - 1)
+    buffer.write(b"\0")
+    buffer.seek(0)
+    return buffer
+
+
+def _more(rest: memoryview | None, pieces: Iterator[memoryview]) -> bool:
+    """Whether the stream goes on; asking makes its source say what it says at its end."""
+    return bool(rest) or (rest is not None and next(pieces, None) is not None)
+
+
+class Streamed(io.RawIOBase):
+    """A part too large for memory, as the file that boto3 reads it from; its CRC is known at its end."""
+
+    def __init__(self, pieces: Iterator[memoryview], size_bytes: int) -> None:
+        super().__init__()
+        self.crc = 0
+        self._position = 0
+        self._pieces = pieces
+        self._left = size_bytes
+        self._rest = memoryview(b"")
+
+    def read(self, count: int = -1) -> bytes:
+        """Up to ``count`` bytes, none at the part's end.
+
+        Raises:
+            IntegrityError: the stream ended before.
+        """
+        if not self._left:
+            return b""
+        if not self._rest:
+            following = next(self._pieces, None)
+            if following is None:
+                raise IntegrityError(f"the stream ended {self._left} bytes before its part")
+            self._rest = following[: self._left]
+        wanted = len(self._rest) if count < 0 else min(count, len(self._rest))
+        data, self._rest = bytes(self._rest[:wanted]), self._rest[wanted:]
+        self._left -= wanted
+        self._position += wanted
+        self.crc = crc64(data, self.crc)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Only to where it stands: boto3 asks for a file that could be read twice, and never does."""
+        if (offset, whence) != (self._position, io.SEEK_SET):
+            raise io.UnsupportedOperation("a part that is streamed is read once")
+        return self._position
+
+    def drain(self) -> int:
+        """Reads to the end; returns the CRC."""
+        while self.read():
+            pass
+        return self.crc
+
+
+def crc64(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """CRC64NVME, as S3 takes it; of what had the CRC ``before``, and then ``data``."""
+    return int(checksums.crc64nvme(data, before))
+
+
+def crc_text(crc: int) -> str:
+    """A CRC64NVME as S3 writes it."""
+    return b64encode(crc.to_bytes(8, "big")).decode()
+
+
+def joined_crc(first: int, second: int, second_bytes: int) -> int:
+    """The CRC64NVME of two pieces after each other."""
+    return int(checksums.combine_crc64nvme(first, second, second_bytes))
+
+
+def _whole_mib(length: int, most_parts: int) -> int:
+    share = -(-length // most_parts)
+    return -(-share // MIB) * MIB

@@ -1,0 +1,95 @@
+"""Parts: sizes within S3's limits, streams cut exactly, memory given back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightferry.destination.s3.parts import (
+    LARGEST_PART,
+    MOST_PARTS,
+    SMALLEST_PART,
+    Memory,
+    crc64,
+    cut,
+    joined_crc,
+    part_sizes,
+)
+from nightferry.errors import DestinationError, IntegrityError
+from nightferry.progress import Cancel
+from nightferry.units import GIB, MIB, TIB
+
+
+def pieces(data: bytes, size: int = 1000) -> Iterator[memoryview]:
+    for at in range(0, len(data), size):
+        yield memoryview(data)[at : at + size]
+
+
+@given(st.integers(0, 48 * TIB), st.sampled_from([1000, MOST_PARTS]))
+def test_parts_of_a_known_length_hold_it_within_the_limits(length: int, most: int) -> None:
+    if length > most * LARGEST_PART:
+        with pytest.raises(DestinationError, match="more than one object"):
+            next(part_sizes(length, most_parts=most))
+        return
+    size = next(part_sizes(length, most_parts=most))
+    assert SMALLEST_PART <= size <= LARGEST_PART
+    assert size % MIB == 0
+    assert size * most >= length
+
+
+def test_parts_of_an_unknown_length_begin_small_and_hold_much() -> None:
+    sizes = list(part_sizes(None))
+    assert len(sizes) == MOST_PARTS
+    assert sizes[0] == 16 * MIB
+    assert sizes == sorted(sizes)
+    assert sum(sizes) > 700 * GIB
+    assert max(sizes) <= 128 * MIB
+
+
+@given(st.binary(max_size=9000), st.integers(1, 4000), st.integers(1, 4000), st.booleans())
+def test_cut_parts_joined_are_the_stream(data: bytes, piece: int, part: int, known: bool) -> None:
+    memory = Memory(10_000)
+    length = len(data) if known else None
+    parts = cut(pieces(data, piece), iter([part] * 10_000), length, memory, Cancel())
+    joined, crc, sizes = bytearray(), 0, []
+    for one in parts:
+        joined += one.data
+        crc = joined_crc(crc, crc64(one.data), len(one.data))
+        sizes.append(len(one.data))
+        one.drop()
+    assert joined == data
+    assert crc == crc64(data)
+    assert all(size == part for size in sizes[:-1])
+    assert memory.most_taken <= max(part, 1)
+    memory.take(10_000, Cancel())  # all of it came back
+
+
+def test_a_stream_longer_than_announced_or_than_all_parts_is_an_error() -> None:
+    data = random.Random(1).randbytes(100)
+    memory = Memory(1000)
+    with pytest.raises(IntegrityError, match="more than the 40 bytes"):
+        [part.drop() for part in cut(pieces(data), iter([50, 50]), 40, memory, Cancel())]
+    with pytest.raises(DestinationError, match="longer than an object"):
+        [part.drop() for part in cut(pieces(data), islice([30, 30, 30], 3), None, memory, Cancel())]
+    memory.take(1000, Cancel())
+
+
+def test_what_a_broken_stream_took_is_given_back() -> None:
+    def broken() -> Iterator[memoryview]:
+        yield memoryview(b"x" * 10)
+        raise IntegrityError("chunk 1 is damaged")
+
+    memory = Memory(100)
+    with pytest.raises(IntegrityError):
+        next(cut(broken(), iter([100]), None, memory, Cancel()))
+    memory.take(100, Cancel())
+
+
+def test_the_crc_is_the_published_one() -> None:
+    # Source: CRC-64/NVME check value, NVM Express NVM Command Set Specification 1.0.
+    assert crc64(b"123456789") == 0xAE8B14860A799888
