@@ -26,6 +26,7 @@ from nightferry.errors import ConfigError
 from nightferry.model.load import LoadedSite
 from nightferry.model.site import Site as SiteModel
 from nightferry.ops.surroundings import is_beyond_loopback
+from nightferry.plan.window import night_start
 
 WORKER_ENVIRONMENT = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
@@ -81,7 +82,7 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
     for back_group in back_groups:
         of_group = site.groups_of(back_group)
         if of_group:
-            start = of_group[0].start
+            start = night_start(group.start for group in of_group)
             nights[back_group.lower()] = (f"{start.minute} {start.hour} * * *", {"back_group": back_group})
     return [
         Planned(

@@ -37,7 +37,9 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
     """
     with at_work():
         here = opened(site)
-        names = sorted({name for group in here.site.groups_of(back_group) for name in group.copies})
+        policy = {name for group in here.site.groups_of(back_group) for name in group.copies}
+        # A storage group that went to another BACK group may still owe copies from this one.
+        names = sorted(policy | {each.destination for each in owed(here, back_group)})
         with (
             run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL),
             here.disk(back_group).read_lease(f"stage two of {run or back_group}"),

@@ -152,7 +152,7 @@ def night(
     if here.drain_requested(run.back_group):
         set_state(here, run, state="drained", result="partial")
     elif not result.missing_copies:
-        end_run(here, run, "whole" if result.is_whole else "partial")
+        end_run(here, run, result.run_result)
     return final_state(here, night_result(here, run))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
+from pydantic import Field
 
 from blocks.site import Site
 from nightferry.ops import verify
@@ -16,7 +17,11 @@ from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 
 
 @flow(name="verify-copies", flow_run_name="verify copies", persist_result=False)
-def verify_copies(site: Site, destination: str | None = None, sample_percent: float = 100.0) -> State[Any]:
+def verify_copies(
+    site: Site,
+    destination: str | None = None,
+    sample_percent: Annotated[float, Field(gt=0, le=100)] = 100.0,
+) -> State[Any]:
     """Reads copies back and compares them with their chunk tables; only a full reading makes one verified.
 
     Args:

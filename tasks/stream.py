@@ -24,7 +24,7 @@ def stream_image(site: Site, image: str, group: str, store: str, destination: st
     """One verified copy; returns its state. A drain request is honoured here, between two images."""
     here = opened(site)
     record = here.catalog.image(image)
-    if here.drain_requested(here.site.group(group).back_group):
+    if here.drain_requested(here.back_group_of(record)):
         return "drained"
     copy = stream.stream_image(here, record, destination, progress=PrefectProgress(), cancel=CANCEL)
     return copy.state

@@ -216,6 +216,19 @@ class Catalog:
         """What operators approved for the run, oldest first; each names the seal it is for."""
         return [placed.record for placed in self._placed(ApprovalRecord, run=run)]
 
+    def accepted(self, image: ImageRecord) -> bool:
+        """Whether an operator approved the image's store since this image was recorded.
+
+        An approval from before it was of another image of that name, or of none at all.
+        """
+        with self._lock:
+            recorded = self._shelf(ImageRecord).result(image.image)
+            return recorded is not None and any(
+                f"{image.group}/{image.store}" in approval.record.stores
+                for approval in self._shelf(ApprovalRecord).results(run=image.run)
+                if approval.sequence > recorded.sequence
+            )
+
     def selection(self, group: str) -> SelectionRecord | None:
         """The storage group's fixed list of stores."""
         return self.latest(SelectionRecord, group)

@@ -165,8 +165,17 @@ def _why_closed(opened: OpenSite, run: RunRecord, disk: BackDisk, seal: SealReco
     # A newer token on the disk is one whose writer did not live to record it.
     if token is None or (known is not None and not _follows(token, known)):
         return "the owner token on the disk is not the catalog's: it is not the disk we know"
-    unsealed = {f"{group}/{store}" for group, store in due_stores(run)} - {line.name for line in seal.stores}
+    sealed = {line.name for line in seal.stores if not _is_outdated(opened, line)}
+    unsealed = {f"{group}/{store}" for group, store in due_stores(run)} - sealed
     return f"not sealed yet: {', '.join(sorted(unsealed))}" if unsealed else ""
+
+
+def _is_outdated(opened: OpenSite, line: SealedStore) -> bool:
+    """Whether the image was made anew since it was sealed, and a crash came before the next seal."""
+    if not line.image:
+        return False
+    known = opened.catalog.latest(ImageRecord, line.image)
+    return known is None or (known.digest, known.state) != (line.digest, line.state)
 
 
 def _follows(token: OwnerToken, known: OwnerRecord) -> bool:

@@ -28,7 +28,7 @@ from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettin
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import LocalClusterSettings
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogRegister
@@ -101,9 +101,18 @@ class OpenSite:
         return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
 
     def back_group_of(self, image: ImageRecord) -> str:
-        """The BACK group that the image was staged on, also when its storage group has left the site file."""
+        """The BACK group that the image was staged on.
+
+        Its run knows, also when its storage group has left the site file or went to another BACK group; when
+        that BACK group has another name by now, the storage group does.
+        """
+        run = self.catalog.latest(RunRecord, image.run)
         group = next((g for g in self.site.groups if g.name == image.group), None)
-        return group.back_group if group is not None else self.catalog.run(image.run).back_group
+        if run is not None and (
+            group is None or any(b.name == run.back_group for b in self.site.back_groups)
+        ):
+            return run.back_group
+        return group.back_group if group is not None else ""
 
     def staged_path(self, image: ImageRecord) -> Path:
         """Where the image lies on staging (whether or not it is still there).

@@ -17,6 +17,7 @@ from nightferry.ops.gate import GateView, look
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.run import due_stores
 from nightferry.ops.stage import lost_images
+from nightferry.ops.stream import owed
 from nightferry.units import format_duration, format_size
 
 Outcome = Literal["Completed", "Partial", "GateHeld", "CopyMissing"]
@@ -35,6 +36,8 @@ class NightResult:
     owner: str
     missing_copies: tuple[tuple[str, str], ...]
     """(image, destination) that the policy wants and that are not verified there."""
+    owed_before: tuple[tuple[str, str], ...]
+    """(image, destination) that staging still owes of older runs."""
     lost: tuple[str, ...]
     """Images that staging lost, or that were found damaged there, before they had a copy."""
     staged_only: bool
@@ -46,13 +49,19 @@ class NightResult:
             return "Partial" if self._is_partial else "Completed"
         if self.gate.state != "open":
             return "GateHeld"
-        if self.missing_copies:
+        if self.missing_copies or self.owed_before:
             return "CopyMissing"
         return "Partial" if self._is_partial else "Completed"
 
     @property
     def _is_partial(self) -> bool:
-        return bool(self.failures) or any(i.state == "partial" for i in self.images)
+        return bool(self._lacking) or any(i.state == "partial" for i in self.images)
+
+    @property
+    def _lacking(self) -> list[str]:
+        """Due stores without an image. One whose task died left no failure to tell of it either."""
+        there = {(i.group, i.store) for i in self.images} - {(f.group, f.store) for f in self.failures}
+        return [f"{group}/{store}" for group, store in due_stores(self.run) if (group, store) not in there]
 
     @property
     def exit_code(self) -> int:
@@ -66,6 +75,12 @@ class NightResult:
     def is_whole(self) -> bool:
         return self.outcome == "Completed"
 
+    @property
+    def run_result(self) -> Literal["whole", "partial"]:
+        """What is recorded of the run itself, whatever older ones owe."""
+        whole = self.gate.state == "open" and not self.missing_copies and not self._is_partial
+        return "whole" if whole else "partial"
+
     def sentence(self) -> str:
         """One line for a state's message and a terminal."""
         size = format_size(sum(i.size_bytes for i in self.images))
@@ -77,15 +92,15 @@ class NightResult:
                 named = ", ".join(f"{m.name} ({m.reason})" for m in self.gate.missing)
                 return f"{text}; the gate is held: {named or self.gate.reason}"
             case "CopyMissing":
-                owed = ", ".join(f"{image} at {at}" for image, at in self.missing_copies[:4])
-                more = len(self.missing_copies) - 4
-                text += f"; owed copies: {owed}" + (f" and {more} more" if more > 0 else "")
+                missing = self.missing_copies + self.owed_before
+                named = ", ".join(f"{image} at {at}" for image, at in missing[:4])
+                more = len(missing) - 4
+                text += f"; owed copies: {named}" + (f" and {more} more" if more > 0 else "")
                 lost = f"; lost on staging: {', '.join(self.lost)}: run the backup again"
                 return text + (lost if self.lost else "")
             case "Partial":
                 named = ", ".join(
-                    [f"{f.group}/{f.store}" for f in self.failures]
-                    + [f"{i.group}/{i.store}" for i in self.images if i.state == "partial"]
+                    self._lacking + [f"{i.group}/{i.store}" for i in self.images if i.state == "partial"]
                 )
                 return f"{text}; partial: {named}"
         return f"{text}; staged" if self.staged_only else f"{text}, every copy verified"
@@ -111,7 +126,9 @@ class NightResult:
                 {"store": f"{f.group}/{f.store}", "error": f.error, "hint": f.hint, "exit_code": f.exit_code}
                 for f in self.failures
             ],
-            "missing_copies": [{"image": i, "destination": d} for i, d in self.missing_copies],
+            "missing_copies": [
+                {"image": i, "destination": d} for i, d in self.missing_copies + self.owed_before
+            ],
             "lost_images": list(self.lost),
         }
 
@@ -143,10 +160,11 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
     due = set(due_stores(run))
     images = tuple(i for i in reversed(opened.catalog.images(run=run.run)) if (i.group, i.store) in due)
     copies = {i.image: tuple(opened.catalog.copies(i.image)) for i in images}
+    policies = {g.name: g.copies for g in opened.site.groups}
     missing = []
     for image in images:
         verified = {c.destination for c in copies[image.image] if c.state == "verified"}
-        missing += [(image.image, d) for d in opened.site.group(image.group).copies if d not in verified]
+        missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in verified]
     token = opened.disk(run.back_group).owner()
     return NightResult(
         run=run,
@@ -156,6 +174,9 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         gate=look(opened, run),
         owner=token.node if token else "",
         missing_copies=tuple(missing),
+        owed_before=tuple(
+            (o.image.image, o.destination) for o in owed(opened, run.back_group) if o.image.run != run.run
+        ),
         lost=tuple(image.image for image in lost_images(opened, run) if image in images),
         staged_only=staged_only,
     )

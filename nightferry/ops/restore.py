@@ -46,6 +46,7 @@ from nightferry.ops.in_place import (
 )
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.restored import RestoreReport
+from nightferry.ops.stage import proven_chunks
 from nightferry.ops.stream import describe_location, mark_damaged
 from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.plan.match import Matcher
@@ -224,7 +225,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
 @contextmanager
 def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
     """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
-    chunks = opened.catalog.chunks(image.image)
+    chunks = proven_chunks(opened, image)
     if place.copy is None:
         back_group = opened.back_group_of(image)
         with (
@@ -283,7 +284,7 @@ def restore(
     Raises:
         IntegrityError: no place could give it back, one of them because of wrong bytes; what was wrong was
             not left looking whole.
-        DestinationError: no place could be read.
+        DestinationError, BusyError: no place could be read.
         Cancelled: between two pieces.
     """
     subject = f"{plan.image.group}/{plan.image.store}"
@@ -308,7 +309,7 @@ def restore(
                         cancel=cancel,
                         subject=subject,
                     )
-            except (IntegrityError, DestinationError) as error:
+            except (IntegrityError, DestinationError, BusyError) as error:
                 errors.append(error)
                 damaged.append(place.source)
                 progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)

@@ -45,13 +45,16 @@ def may_free(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) -> lis
     """The images that ``free_staging`` would free now. Changes nothing."""
     staged = [i for i in _on_disk(opened, back_group) if not opened.catalog.freed(i.image)]
     copies = {image.image: opened.catalog.copies(image.image) for image in staged}
-    policies = {g.name: opened.policy(g) for g in opened.site.groups_of(back_group)}
+    policies = {g.name: opened.policy(g) for g in opened.site.groups}
     return freeable(staged, copies, policies, needed_bytes=needed_bytes)
 
 
 def _on_disk(opened: OpenSite, back_group: str) -> list[ImageRecord]:
-    groups = {g.name for g in opened.site.groups_of(back_group)}
-    return [i for i in opened.catalog.images() if i.group in groups and opened.staged_path(i).exists()]
+    return [
+        image
+        for image in opened.catalog.images()
+        if opened.back_group_of(image) == back_group and opened.staged_path(image).exists()
+    ]
 
 
 def set_aside(tar: Path) -> None:

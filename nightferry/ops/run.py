@@ -115,7 +115,8 @@ def begin_run(
     Args:
         opened: The site.
         back_group: The unit of run, lock, seal, gate and move.
-        groups: Only these storage groups; a run that is continued is extended by them.
+        groups: Only these storage groups, else all; a run that is continued is extended by what it lacks of
+            them: a run begun for one storage group is never taken for the whole night.
         stores: Only these stores, as ``GROUP/STORE``.
         level: Only 0 in this release.
         run: Continue exactly this run.
@@ -141,8 +142,7 @@ def begin_run(
     if of_window and not new:
         latest = of_window[0]
         if latest.state != "ended":
-            explicit = wanted if groups or stores else None
-            extended = _extend(opened, latest, explicit, flow_run)
+            extended = _extend(opened, latest, wanted, flow_run)
             return Begun(extended, f"continuing run {latest.run} of this window")
         if _covers(latest, wanted):
             return Begun(latest, f"run {latest.run} of this window is finished; repeat it with --new", True)

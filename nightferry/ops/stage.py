@@ -18,6 +18,7 @@ from nightferry import __version__
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import (
     Cancelled,
+    CatalogError,
     ConfigError,
     IntegrityError,
     NightferryError,
@@ -126,7 +127,7 @@ def may_come_whole(opened: OpenSite, image: ImageRecord) -> bool:
     return (
         image.state == "partial"
         and not opened.catalog.all_copies(image.image)
-        and not any(f"{image.group}/{image.store}" in a.stores for a in opened.catalog.approvals(image.run))
+        and not opened.catalog.accepted(image)
     )
 
 
@@ -150,6 +151,8 @@ def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
     if opened.catalog.freed(image.image):
         return True
+    if not opened.is_staged(image):
+        return False
     path = opened.staged_path(image)
     with suppress(FileNotFoundError):
         return path.stat().st_size == image.size_bytes and side_path(path, "chunks").exists()
@@ -363,6 +366,29 @@ def read_index(path: Path, chunks: bytes) -> bytes:
     with FileReader(path) as reader:
         image = ImageReader(reader, chunks)
         return image.reader.read(image.end.index_offset, image.end.index_bytes)
+
+
+def proven_chunks(opened: OpenSite, image: ImageRecord) -> bytes:
+    """The catalog's chunk table of an image, proved by the image's digest: what it judges must not be judged
+    by a damaged one.
+
+    Raises:
+        CatalogError: it is not there, or not what was recorded.
+    """
+    chunks = opened.catalog.chunks(image.image)
+    path = opened.catalog.index_path(image.image)
+    try:
+        index = path.read_bytes()
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error.strerror}", subject=image.image) from error
+    if image_digest(chunks, index) != image.digest:
+        raise CatalogError(
+            f"the catalog's index and chunk table of {image.image} are not what was recorded",
+            hint="put indexes/ back from a copy of the catalog's folder; "
+            "every copy of the image carries both as side files",
+            subject=image.image,
+        )
+    return chunks
 
 
 def adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:

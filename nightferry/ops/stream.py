@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +33,7 @@ from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, encoded, open_copy
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import set_aside, side_path
-from nightferry.ops.stage import read_index
+from nightferry.ops.stage import proven_chunks, read_index
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest
@@ -153,13 +154,13 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
     stays on staging until its run is settled.
     """
     opened.catalog.refresh()
-    groups = {g.name: g for g in opened.site.groups_of(back_group)}
+    groups = {g.name: g for g in opened.site.groups}
     found = []
     for image in reversed(opened.catalog.images()):
         group = groups.get(image.group)
-        if group is None or not opened.is_staged(image):
+        if group is None or opened.back_group_of(image) != back_group or not opened.is_staged(image):
             continue
-        if image.state != "whole" and not _approved(opened, image):
+        if image.state != "whole" and not opened.catalog.accepted(image):
             continue
         copies = {c.destination: c for c in opened.catalog.copies(image.image)}
         for destination in group.copies:
@@ -167,11 +168,6 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
             if copy is None or copy.state != "verified":
                 found.append(Owed(image, destination))
     return found
-
-
-def _approved(opened: OpenSite, image: ImageRecord) -> bool:
-    name = f"{image.group}/{image.store}"
-    return any(name in approval.stores for approval in opened.catalog.approvals(image.run))
 
 
 def stream_image(
@@ -356,7 +352,7 @@ def verify_copy(
         MediumDamaged: the destination cannot give it back; recorded ``damaged``.
     """
     image = opened.catalog.image(copy.image)
-    chunks = opened.catalog.chunks(copy.image)
+    chunks = proven_chunks(opened, image)
     subject = f"{image.group}/{image.store} at {copy.destination}"
     progress.begin(subject, "verify", image.size_bytes)
     try:
@@ -390,13 +386,14 @@ def verify_copy(
 
 
 def _sampled(count: int, share: float) -> Iterator[Sequence[int]]:
-    """Runs of chunk numbers to read: one run of all, or single ones spread evenly over the image."""
+    """Runs of chunk numbers to read: one run of all, or single ones spread evenly over the image, others each
+    time."""
     if share >= 1:
         if count:
             yield range(count)
         return
-    step = max(1, round(1 / share)) if share > 0 else count
-    for number in range(0, count, step):
+    step = max(1, min(count, round(1 / share)))
+    for number in range(random.randrange(step), count, step):
         yield range(number, number + 1)
 
 

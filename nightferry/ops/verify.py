@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nightferry.errors import (
+    BusyError,
     CopyMissing,
     DestinationError,
     IntegrityError,
@@ -14,6 +15,7 @@ from nightferry.errors import (
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.restore import open_place, places_of
+from nightferry.ops.stage import proven_chunks
 from nightferry.ops.stream import StagedOutgoing, made_before, make_copy, stream_image, verify_copy
 from nightferry.progress import Cancel, Progress
 
@@ -68,8 +70,12 @@ def check_one(
 ) -> Checked:
     """One copy's result as a value; only a stop is raised."""
     try:
-        return Checked(verify_copy(opened, copy, sample=sample, progress=progress, cancel=cancel))
-    except (IntegrityError, DestinationError) as error:
+        checked = verify_copy(opened, copy, sample=sample, progress=progress, cancel=cancel)
+        if checked.state in ("damaged", "suspect"):
+            known = f"it was found {checked.state} before, and a sample does not clear it: {checked.note}"
+            return Checked(checked, known, IntegrityError.exit_code)
+        return Checked(checked)
+    except (IntegrityError, DestinationError, BusyError) as error:
         opened.catalog.refresh()
         newest = next(
             (c for c in opened.catalog.copies(copy.image) if c.destination == copy.destination), copy
@@ -133,13 +139,11 @@ def remake_copy(
                     for piece in reader.stream(0, image.size_bytes):
                         cancel.check()
                         out.write(piece)
-            except (IntegrityError, DestinationError) as error:
+            except (IntegrityError, DestinationError, BusyError) as error:
                 last = error
                 progress.say(f"{place.source} cannot give {image.image} back: {error}")
                 continue
-            outgoing = StagedOutgoing(
-                image, scratch, chunks=opened.catalog.chunks(image.image), cancel=cancel
-            )
+            outgoing = StagedOutgoing(image, scratch, chunks=proven_chunks(opened, image), cancel=cancel)
             return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     if last is not None:
         raise last

@@ -10,6 +10,7 @@ import pytest
 
 from nightferry.errors import ConfigError
 from tests.support.prefect_site import BACK, NightSite, ask, environment, until
+from tests.support.small_site import SmallSite
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 
@@ -103,6 +104,17 @@ def test_a_block_edited_in_the_ui_is_not_overwritten(deployed):
             apply(site)
     finally:
         ask(f"/block_documents/{block['id']}", {"data": block["data"]}, method="PATCH")
+
+
+def test_a_night_over_midnight_is_scheduled_at_its_first_storage_group(tmp_path):
+    from deployments.apply import plan_deployments
+    from nightferry.model.load import load_site
+
+    site = SmallSite(tmp_path, stores={"SG1": ("a",), "SG2": ("b",)}, copies=("folder",)).build()
+    text = site.file.read_text()
+    site.file.write_text(text.replace('start = "20:00"', 'start = "01:00"', 1))
+    night = plan_deployments(load_site(site.file).site)[0]
+    assert [cron for cron, _ in night.schedules.values()] == ["0 20 * * *"]
 
 
 def test_a_foreign_package_called_flows_is_refused(prefect_server, site):

@@ -219,7 +219,7 @@ def test_a_second_storage_group_on_the_disk_that_is_not_staged_keeps_it_shut(mak
         record = night.stage_one(opened, BACK_GROUP, groups=["SG1"])
         assert gate.look(opened, record).state == "open"
         with run.run_lock(opened, BACK_GROUP, progress=QUIET, cancel=Cancel()):
-            record = run.begin_run(opened, BACK_GROUP).run
+            record = run.begin_run(opened, BACK_GROUP, run=record.run).run
             assert gate.look(opened, record).state == "open", "what was begun for one group is its own"
             record = run.begin_run(opened, BACK_GROUP, groups=["SG2"]).run
         shut(opened, record, "closed", "not sealed yet: SG2/b")

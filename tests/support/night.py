@@ -69,7 +69,7 @@ def stage_two(
         if opened.drain_requested(record.back_group):
             run.set_state(opened, record, state="drained", result="partial")
         elif not result.missing_copies:
-            run.end_run(opened, record, "whole" if result.is_whole else "partial")
+            run.end_run(opened, record, result.run_result)
         if failed:
             raise failed[0]
 

@@ -1,0 +1,234 @@
+"""What several nights, tries and site files in a row come to: nothing is taken for what it was before."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from nightferry.errors import CatalogError, ConfigError, DestinationError
+from nightferry.ops import gate, restore, run, stage, stream, verify
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.report import night_result
+from nightferry.ops.room import set_aside
+from nightferry.ops.status import status
+from nightferry.progress import QUIET, Cancel
+from tests.support import night
+from tests.support.outside import compare_tree
+from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
+
+MakeSite = Callable[..., SmallSite]
+
+
+def unsteady(patched: pytest.MonkeyPatch, name: bytes = b"letter.txt") -> None:
+    """From now on files of this name come out ``changed``: none is tolerated, so their images are partial."""
+    original = stage.ImageWriter._add_once
+
+    def disturbed(self: object, path: bytes, *rest: object) -> object:
+        done = original(self, path, *rest)  # type: ignore[arg-type]
+        return (done[0], False) if path.endswith(name) else done
+
+    patched.setattr(stage.ImageWriter, "_add_once", disturbed)
+
+
+def states(opened: OpenSite) -> dict[str, str]:
+    return {i.store: i.state for i in opened.catalog.images()}
+
+
+def test_an_approval_of_a_missing_store_accepts_no_image_that_comes_later(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site()
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        gate.approve(opened, record, ["SG1/b"], "b is being moved")
+        fill(site.store("SG1/b"))
+        with monkeypatch.context() as patched:
+            unsteady(patched)
+            stage.stage_store(opened, record, "SG1", "b", progress=QUIET, cancel=Cancel())
+        assert states(opened) == {"a": "whole", "b": "partial"}
+        assert {o.image.store for o in stream.owed(opened, BACK_GROUP)} == {"a"}
+        # Nobody accepted that image, so a retry makes it again.
+        night.stage_one(opened, BACK_GROUP, run=record.run)
+        stage.stage_store(opened, record, "SG1", "b", progress=QUIET, cancel=Cancel())
+        assert states(opened) == {"a": "whole", "b": "whole"}
+
+
+def test_a_night_after_a_run_of_one_store_stages_all_the_others(make_site: MakeSite) -> None:
+    site = make_site(stores={"SG1": ("a", "b"), "SG2": ("c",)}, copies=("folder",))
+    with site.open(HandClock()) as opened:
+        alone = night.stage_one(opened, BACK_GROUP, stores=["SG1/b"])
+        assert states(opened) == {"b": "whole"}
+        whole = night.night(opened, BACK_GROUP)
+        assert (whole.run, whole.state, whole.result) == (alone.run, "ended", "whole")
+        assert states(opened) == {"a": "whole", "b": "whole", "c": "whole"}
+
+
+def test_an_image_made_anew_since_the_seal_closes_the_gate_until_it_is_sealed(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        assert gate.look(opened, record).state == "open"
+        (tar,) = site.disk.glob("SG1/b/*.tar")
+        tar.unlink()
+        with monkeypatch.context() as patched:
+            unsteady(patched)
+            stage.stage_store(opened, record, "SG1", "b", progress=QUIET, cancel=Cancel())
+        # Here the process died: the seal still says that b is whole.
+        view = gate.look(opened, record)
+        assert (view.state, view.reason) == ("closed", "not sealed yet: SG1/b")
+        assert night.night(opened, BACK_GROUP).result == "whole"
+
+
+def bring_back(opened: OpenSite, store: str, to: Path) -> str:
+    """Restores the newest image whole; returns where it came from."""
+    image = restore.find_image(opened, *store.split("/"))
+    plan = restore.plan_restore(opened, image, [], to)
+    return restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).copy
+
+
+def test_a_destination_taken_out_of_the_site_file_stops_no_restore_and_no_verify(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+    for tar in site.disk.glob("*/*/*.tar"):
+        tar.unlink()
+    site.write_file(copies=("tape",))
+    with site.open(HandClock()) as opened:
+        assert bring_back(opened, "SG1/a", tmp_path / "back") == "tape"
+        assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+        checked = list(verify.verify_copies(opened, progress=QUIET, cancel=Cancel()))
+        assert {(c.copy.destination, c.exit_code) for c in checked} == {("tape", 0), ("folder", 20)}
+        assert [s.colour for s in status(opened)] == ["green", "green"]
+
+
+def test_a_store_taken_out_of_the_site_file_can_still_be_brought_back(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    site = make_site(stores={"SG1": ("a",), "SG2": ("b",)}, copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        # A staged image of it that was found damaged is no reason to stop the nights that follow.
+        (tar,) = site.disk.glob("SG2/b/*.tar")
+        set_aside(tar)
+    expected = tmp_path / "expected"
+    shutil.copytree(site.store("SG2/b"), expected, symlinks=True)
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP, run=record.run)
+    site.write_file(stores={"SG1": ("a",)})
+    with site.open(HandClock()) as opened:
+        assert night.night(opened, BACK_GROUP, new=True).result == "whole"
+        assert bring_back(opened, "SG2/b", tmp_path / "back") == "staging"
+        assert compare_tree(expected, tmp_path / "back") == ""
+        with pytest.raises(ConfigError, match="SG2"):
+            restore.find_image(opened, "SG2", "c")
+
+
+def test_what_a_storage_group_owes_is_delivered_after_it_went_to_another_disk(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    site = make_site(stores={"SG1": ("a",), "SG2": ("b",)}, copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+    other = tmp_path / "other"
+    other.mkdir()
+    site.write_file(more=f'\n[[back_groups]]\nname = "TEX-BACK-2"\npath = "{other}"\n')
+    moved = site.file.read_text().replace('back_group = "TEX-BACK-1"', 'back_group = "TEX-BACK-2"', 1)
+    site.file.write_text(moved)
+    with site.open(HandClock()) as opened:
+        assert stream.owed(opened, "TEX-BACK-2") == []
+        assert bring_back(opened, "SG1/a", tmp_path / "back") == "staging"
+        night.stage_two(opened, record)
+        assert stream.owed(opened, BACK_GROUP) == []
+        assert [s.colour for s in status(opened)] == ["green", "green"]
+
+
+def test_a_store_that_left_neither_image_nor_failure_makes_the_night_partial(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP, stores=["SG1/a"])
+        with run.run_lock(opened, BACK_GROUP, progress=QUIET, cancel=Cancel()):
+            record = run.begin_run(opened, BACK_GROUP).run
+            gate.write_seal(opened, record)  # the task of SG1/b died with Prefect's server
+        gate.approve(opened, record, ["SG1/b"], "tomorrow")
+        night.stage_two(opened, record)
+        result = night_result(opened, record)
+        assert (result.outcome, result.exit_code, result.run.result) == ("Partial", 3, "partial")
+        assert "partial: SG1/b" in result.sentence()
+
+
+def test_a_night_that_leaves_an_older_copy_owed_is_not_green(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock()
+    with site.open(clock) as opened:
+        first = night.stage_one(opened, BACK_GROUP)
+        clock.advance(timedelta(days=1))
+
+        original = stream.make_copy
+
+        def refused(
+            opened: OpenSite, outgoing: stream.StagedOutgoing, *rest: object, **more: object
+        ) -> object:
+            if outgoing.record.run == first.run and outgoing.record.store == "a":
+                raise DestinationError("refused")
+            return original(opened, outgoing, *rest, **more)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stream, "make_copy", refused)
+            with pytest.raises(DestinationError, match="refused"):
+                night.night(opened, BACK_GROUP)
+        (second, _) = opened.catalog.runs(BACK_GROUP)
+        result = night_result(opened, second)
+        assert (result.outcome, result.exit_code) == ("CopyMissing", 20)
+        assert f"{first.run}.SG1.a.L0 at folder" in result.sentence()
+        assert (result.run.state, result.run.result) == ("ended", "whole")
+        night.stage_two(opened, second)
+        assert night_result(opened, second).outcome == "Completed"
+
+
+def test_a_damaged_chunk_table_in_the_catalog_judges_no_copy(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = restore.find_image(opened, "SG1", "a")
+        (table,) = (site.home / "catalog" / "indexes").glob(f"{image.image}.chunks")
+        right = table.read_bytes()
+        for wrong in (right[:-1] + bytes([right[-1] ^ 1]), right[:8], b""):
+            table.write_bytes(wrong)
+            with pytest.raises(CatalogError, match="not what was recorded"):
+                list(verify.verify_copies(opened, progress=QUIET, cancel=Cancel()))
+            with pytest.raises(CatalogError, match="not what was recorded"):
+                bring_back(opened, "SG1/a", tmp_path / "back")
+        table.write_bytes(right)
+        assert {c.state for c in opened.catalog.copies(image.image)} == {"verified"}
+        assert bring_back(opened, "SG1/a", tmp_path / "back") == "staging"
+
+
+def test_a_sample_does_not_clear_a_damaged_copy(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = restore.find_image(opened, "SG1", "b")
+        (copy,) = opened.catalog.copies(image.image)
+        stream.mark_damaged(opened, copy, DestinationError("a bad block"))
+        found = [
+            verify.check_one(opened, c, sample=share, progress=QUIET, cancel=Cancel())
+            for share in (0.5, 1.0)
+            for c in opened.catalog.copies(image.image)
+        ]
+        assert [(c.copy.state, c.exit_code) for c in found] == [("damaged", 30), ("verified", 0)]
+
+
+def test_samples_come_round_to_every_chunk() -> None:
+    met = [{c for part in stream._sampled(40, 0.1) for c in part} for _ in range(300)]
+    assert {len(m) for m in met} == {4}
+    assert set().union(*met) == set(range(40))
