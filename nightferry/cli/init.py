@@ -210,15 +210,19 @@ def _comment(path: Path) -> str:
 
 def _write(target: Path, text: str) -> None:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.is_dir():
+            target.parent.mkdir(parents=True)
         # Whatever the umask says, nobody else may write a file that says what root runs.
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError:
-        raise _exists(target) from None
+    except FileExistsError as error:
+        if str(error.filename) == str(target):
+            raise _exists(target) from None
+        raise ConfigError(f"{error.filename} is not a folder", subject=str(target)) from None
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}", subject=str(target)) from error
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot write {target}: {reason}", subject=str(target)) from error
 
 
 def _exists(target: Path) -> ConfigError:
