@@ -19,7 +19,7 @@ from nightferry.units import format_size
 
 
 def check(loaded: LoadedSite) -> list[Finding]:
-    """Every finding, in the order in which a night would meet them. Changes nothing.
+    """Every finding, in the order in which a night would meet them. Makes only what any first use makes.
 
     A site that asks for what this release cannot do gets a finding for each such thing, and nothing else is
     looked at.
