@@ -152,6 +152,7 @@ name = {_toml(name)}
 catalog = {_toml(str(places.catalog))}
 timezone = {_toml(machine.timezone)}
 # restore_roots = ["/restore"]         # where restores asked for in the Prefect UI may write
+# restore_overwrite = true             # and that they may replace files that are there and older
 # log = "summary"                      # full | summary | none
 
 [cluster]
