@@ -15,6 +15,7 @@ from blocks.site import Site
 from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
+from nightferry.ops.move import require_handed_over
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.run import run_lock
 from nightferry.ops.stream import owed
@@ -34,6 +35,9 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
         site: The site.
         back_group: Whose staging is streamed; what older runs still owe goes first.
         run: Only for the name in the UI.
+
+    Raises:
+        GateClosed: the disk is still with the node that staged last.
     """
     with at_work():
         here = opened(site)
@@ -44,13 +48,18 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
             run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL),
             here.disk(back_group).read_lease(f"stage two of {run or back_group}"),
         ):
+            require_handed_over(here, back_group)
             with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
                 states = _all_destinations(pool, site, back_group, names)
             CANCEL.check()
             for name, state in zip(names, states, strict=True):
                 if state.is_completed():
                     # When all have ended, so that every copy of the catalog knows all copies of the night.
-                    deliver_catalog(site, name, return_state=True)
+                    delivered = deliver_catalog(site, name, return_state=True)
+                    if not delivered.is_completed():
+                        PrefectProgress().say(
+                            f"no copy of the catalog came to {name}: {delivered.message}", subject=name
+                        )
                     here.close_destination(name)
             free_staging(site, back_group)
         failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]

@@ -256,16 +256,16 @@ class Catalog:
         )
 
     def image_as_of(
-        self, group: str, store: str, when: datetime, *, partial: bool = False
+        self, group: str, store: str, when: datetime | None, *, partial: bool = False
     ) -> ImageRecord | None:
         """The store's newest image whose start is not later than ``when`` and that is whole.
 
         Args:
-            when: Aware.
+            when: Aware; None: the newest of all, also when another node's clock goes ahead of this one's.
             partial: Takes a partial image too when it is the newest.
         """
         for image in self.images(group, store):
-            if image.started <= when and (partial or image.state == "whole"):
+            if (when is None or image.started <= when) and (partial or image.state == "whole"):
                 return image
         return None
 

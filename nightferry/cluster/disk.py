@@ -96,13 +96,14 @@ class BackDisk:
 
         Raises:
             NotOwner: somebody else took the disk since then; their token stands.
+            ClusterError: the disk cannot be written.
         """
         present = self.owner()
         epoch = present.epoch if present is not None else 0
         if epoch == expected_epoch:
             token = OwnerToken(epoch=max(epoch, above) + 1, node=node, run=run, at=self._clock.now())
             try:
-                create_file(self._made(self.folder) / f"owner.{token.epoch}", _dump(token))
+                self._create(self._made(self.folder) / f"owner.{token.epoch}", token)
             except FileExistsError:
                 present = self.owner()
             else:
@@ -185,6 +186,7 @@ class BackDisk:
 
         Raises:
             IntegrityError: another seal of this run already has the number.
+            ClusterError: the disk cannot be written.
         """
         path = self._made(self._run_folder(seal.run)) / f"seal.{seal.number}.json"
         self._write_once(path, seal, lambda: _load(path, SealRecord))
@@ -224,15 +226,32 @@ class BackDisk:
         """The folder, created durably below ``.nightferry``, never the disk's own mount point."""
         self._require_disk()
         missing = [level for level in (folder, *folder.parents) if level != self.path and not level.exists()]
-        try:
+        with self._written():
             for level in reversed(missing):
                 level.mkdir(mode=0o700, exist_ok=True)
                 sync_folder(level.parent)
+        return folder
+
+    def _create(self, path: Path, record: BaseModel) -> None:
+        """Raises:
+        FileExistsError: the name is taken.
+        ClusterError: the disk is full, or fails.
+        """
+        with self._written():
+            create_file(path, _dump(record))
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError:
+            raise
         except OSError as error:
             raise ClusterError(
-                f"cannot write to the BACK group's disk {self.path}: {error.strerror}", subject=str(self.path)
+                f"cannot write to the BACK group's disk {self.path}: {error.strerror}",
+                hint="look at the disk (its free room, the kernel's log), then run again",
+                subject=str(self.path),
             ) from error
-        return folder
 
     def _run_folder(self, run: str) -> Path:
         return self.folder / "seals" / str(parse_run(run))
@@ -258,10 +277,9 @@ class BackDisk:
                 raise BusyError(f"the disk {self.path} is read by {named}", subject=str(self.path)) from None
             raise BusyError(f"the disk {self.path} is about to move", subject=str(self.path)) from None
 
-    @staticmethod
-    def _write_once(path: Path, record: _M, present: Callable[[], _M]) -> None:
+    def _write_once(self, path: Path, record: _M, present: Callable[[], _M]) -> None:
         try:
-            create_file(path, _dump(record))
+            self._create(path, record)
         except FileExistsError:
             if present() != record:
                 raise IntegrityError(

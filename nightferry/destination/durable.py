@@ -37,8 +37,10 @@ class FreshFile:
             self._mark = begin_writeback(self._fd, self._done)
 
     def sync(self) -> None:
-        """On return the bytes are on the disk; the file's name only after ``sync_folder``."""
+        """On return the bytes are on the disk, and who reads them reads the disk; the file's name is there only
+        after ``sync_folder``."""
         os.fsync(self._fd)
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def __enter__(self) -> FreshFile:
         return self

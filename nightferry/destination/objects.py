@@ -3,6 +3,7 @@ system."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,9 @@ from nightferry.errors import DestinationError, MediumDamaged, NightferryError, 
 from nightferry.transfer.durable import sync_folder
 
 Pieces = Iterable[bytes | memoryview]
+
+_UNREADABLE = frozenset({errno.EIO, errno.EILSEQ, errno.ENODATA})
+"""What a disk answers for blocks that it cannot read."""
 
 
 class Objects(Protocol):
@@ -64,7 +68,9 @@ class FolderObjects:
         self._root = Path(root)
 
     def require_root(self) -> None:
-        if not self._root.is_dir():
+        with os_errors(self._name):
+            there = self._root.is_dir()
+        if not there:
             raise Unavailable(f"the folder {self._root} is not there", subject=self._name)
 
     def size(self, path: str) -> int | None:
@@ -82,6 +88,13 @@ class FolderObjects:
                     return _read_all(file.fileno(), offset, wanted)
             except FileNotFoundError as error:
                 raise MediumDamaged(f"{self._name}: {path} is not there", subject=self._name) from error
+            except OSError as error:
+                if error.errno not in _UNREADABLE:
+                    raise
+                # What was opened and cannot be read is no destination that is away: another try finds the same.
+                raise MediumDamaged(
+                    f"{self._name}: {path} cannot be read: {error.strerror}", subject=self._name
+                ) from error
 
     def write(self, path: str, pieces: Pieces) -> None:
         target = self._root / path

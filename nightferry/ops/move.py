@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from nightferry.cluster.disk import OwnerToken
-from nightferry.errors import BusyError, ClusterError, MoveFailed
+from nightferry.errors import BusyError, ClusterError, GateClosed, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
 from nightferry.ops.opened import OpenSite, operator
@@ -22,18 +22,8 @@ def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: C
         MoveFailed: the disk did not arrive.
         Cancelled: while it waited.
     """
-    said = ""
-    while True:
-        try:
-            return _move(opened, run.back_group, run.node, run.run, progress=progress, cancel=cancel)
-        except BusyError as error:
-            if opened.site.back_group(run.back_group).on_overrun == "skip":
-                raise
-            if error.message != said:
-                progress.say(f"waiting: {error.message}")
-                said = error.message
-        cancel.check()
-        opened.clock.sleep(1.0)
+    waits = opened.site.back_group(run.back_group).on_overrun != "skip"
+    return _when_free(opened, run, run.node, waits=waits, progress=progress, cancel=cancel)
 
 
 def to_passive(
@@ -41,12 +31,14 @@ def to_passive(
 ) -> str:
     """Hands the disk to a passive node once the gate is open; returns the node.
 
+    Waits, and says for whom, while a restore reads from the disk.
+
     Args:
         opened: The site.
         run: The sealed run.
         to: This node; else the first usable one of the BACK group's targets.
         progress: Is told of the move.
-        cancel: Seen before the move.
+        cancel: Seen while it waits and before the move.
 
     Raises:
         GateClosed: not every store is proven staged.
@@ -55,7 +47,24 @@ def to_passive(
     """
     require_open(opened, run)
     target = target_of(opened, run.back_group, to)
-    return _move(opened, run.back_group, target, run.run, progress=progress, cancel=cancel)
+    return _when_free(opened, run, target, waits=True, progress=progress, cancel=cancel)
+
+
+def require_handed_over(opened: OpenSite, back_group: str) -> None:
+    """Stage two reads only what went through the gate: the disk must not be with the node that staged last.
+
+    Raises:
+        GateClosed: it is.
+    """
+    opened.catalog.refresh()
+    newest = next(iter(opened.catalog.runs(back_group)), None)
+    token = opened.disk(back_group).owner()
+    if newest is not None and (token is None or token.node == newest.node):
+        raise GateClosed(
+            f"the disk of {back_group} is still with {newest.node}: its gate has not let run {newest.run} by",
+            hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves first",
+            subject=newest.run,
+        )
 
 
 def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
@@ -87,6 +96,24 @@ def move_ungated(
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     run = f"maintenance by {operator()}: {reason}"
     return _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+
+
+def _when_free(
+    opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
+) -> str:
+    """Moves the run's disk when nobody reads from it any more."""
+    said = ""
+    while True:
+        try:
+            return _move(opened, run.back_group, target, run.run, progress=progress, cancel=cancel)
+        except BusyError as error:
+            if not waits:
+                raise
+            if error.message != said:
+                progress.say(f"waiting: {error.message}")
+                said = error.message
+        cancel.check()
+        opened.clock.sleep(1.0)
 
 
 def _move(

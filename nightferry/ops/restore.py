@@ -115,11 +115,11 @@ def find_image(
                 subject=image,
             )
         return found
-    when = as_of or opened.clock.now()
-    newest = opened.catalog.image_as_of(group, store, when)
+    newest = opened.catalog.image_as_of(group, store, as_of)
     if newest is None:
         raise ConfigError(
-            f"no whole image of {group}/{store} began by {when.isoformat(timespec='seconds')}",
+            f"no whole image of {group}/{store}"
+            + (f" began by {as_of.isoformat(timespec='seconds')}" if as_of is not None else ""),
             hint=f"`nightferry images --store {group}/{store}` lists what there is; "
             "--image names a partial one",
             subject=f"{group}/{store}",

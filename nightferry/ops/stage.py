@@ -396,6 +396,8 @@ def adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | N
     fails."""
     try:
         record = ImageRecord.model_validate_json(side_path(target, "meta.json").read_bytes())
+        if (f"{record.image}.tar", record.path) != (target.name, "/".join(target.parts[-3:])):
+            raise IntegrityError(f"the side files of {target.name} are those of {record.path}")
         chunks = side_path(target, "chunks").read_bytes()
         read_back(target, chunks, 1.0, cancel=Cancel())
         index = read_index(target, chunks)

@@ -58,7 +58,7 @@ def status(opened: OpenSite, *, max_age: timedelta = timedelta(hours=26)) -> lis
 def _of_store(
     opened: OpenSite, group: str, store: str, policy: tuple[str, ...], oldest: datetime
 ) -> StoreStatus:
-    image = opened.catalog.image_as_of(group, store, opened.clock.now())
+    image = opened.catalog.image_as_of(group, store, None)
     if image is None:
         return StoreStatus(group, store, "red", None, False, (), None, "never backed up whole")
     staged = opened.is_staged(image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -792,3 +793,30 @@ def test_a_hard_end_without_early_warning_goes_on_at_the_next_cartridge(
     assert rig.register.kept["A00001L9"].state == "full"
     assert read_all(tape, receipt) == image.data
     assert len(list(rig.tape().scan())) == 1
+
+
+def test_a_write_whose_end_is_unknown_is_looked_up_before_it_is_repeated(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.make()
+    tape = rig.tape()
+    commit = VirtualDrive._commit
+    broken = []
+
+    def breaks_afterwards(drive: VirtualDrive) -> None:
+        commit(drive)
+        # Label, image and trailer are there, and the acknowledgement of the trailer's filemark gets lost.
+        if not broken and len(drive._files) == 3:
+            broken.append(True)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(VirtualDrive, "_commit", breaks_afterwards)
+    image = Image("i1", os.urandom(MIB + 5))
+    with tape.lane(progress=QUIET, cancel=Cancel()) as lane, pytest.raises(Unavailable):
+        lane.put(image, 1, progress=QUIET, cancel=Cancel())
+    assert broken
+    receipt = tape.find("i1", 1)
+    assert receipt is not None
+    with tape.open(receipt.location) as reader:
+        assert reader.read(0, reader.size_bytes) == image.data
+    assert [found.epoch for found in tape.scan()] == [1]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from nightferry.errors import CatalogError, ConfigError, DestinationError
-from nightferry.ops import gate, restore, run, stage, stream, verify
+from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed
+from nightferry.model.records import ImageRecord
+from nightferry.ops import gate, move, restore, run, stage, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.ops.room import set_aside
 from nightferry.ops.status import status
-from nightferry.progress import QUIET, Cancel
+from nightferry.progress import QUIET, Cancel, Quiet
 from tests.support import night
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
@@ -232,3 +234,60 @@ def test_samples_come_round_to_every_chunk() -> None:
     met = [{c for part in stream._sampled(40, 0.1) for c in part} for _ in range(300)]
     assert {len(m) for m in met} == {4}
     assert set().union(*met) == set(range(40))
+
+
+def test_the_move_to_a_passive_node_waits_for_a_restore_that_reads_from_staging(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened, ExitStack() as reading:
+        record = night.stage_one(opened, BACK_GROUP)
+        reading.enter_context(opened.disk(BACK_GROUP).read_lease("restore of SG1/a"))
+
+        class Ended(Quiet):
+            said = ""
+
+            def say(self, text: str, subject: str = "") -> None:
+                if "restore of SG1/a" in text:
+                    self.said = text
+                    reading.close()
+
+        progress = Ended()
+        night.stage_two(opened, record, progress=progress)
+        assert progress.said.startswith("waiting: the disk")
+        assert opened.cluster.where(BACK_GROUP) == "TEX-PASS-2"
+
+
+def test_an_image_of_a_node_whose_clock_goes_ahead_is_the_newest_all_the_same(make_site: MakeSite) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock()
+    with site.open(clock) as opened:
+        night.night(opened, BACK_GROUP)
+        clock.advance(-timedelta(minutes=10))
+        assert restore.find_image(opened, "SG1", "a").run == opened.catalog.runs()[0].run
+        assert {s.colour for s in status(opened)} == {"green"}
+        with pytest.raises(ConfigError, match="began by"):
+            restore.find_image(opened, "SG1", "a", as_of=clock.now())
+
+
+def test_stage_two_by_itself_reads_nothing_that_did_not_go_through_the_gate(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        move.require_handed_over(opened, BACK_GROUP)  # no run yet: nothing is owed
+        shutil.rmtree(site.store("SG1/b"))
+        record = night.stage_one(opened, BACK_GROUP)
+        with pytest.raises(GateClosed, match="still with TEX-ACTV-1"):
+            move.require_handed_over(opened, BACK_GROUP)
+        gate.approve(opened, record, ["SG1/b"], "gone")
+        night.stage_two(opened, record)
+        move.require_handed_over(opened, BACK_GROUP)
+
+
+def test_an_image_under_another_images_name_is_not_taken_over(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        before = opened.catalog.all(ImageRecord)
+        for path in sorted(site.disk.glob("SG1/a/*")):
+            shutil.copy(path, path.with_name(path.name.replace("20261110", "20261109")))
+        with run.run_lock(opened, BACK_GROUP, progress=QUIET, cancel=Cancel()):
+            run.begin_run(opened, BACK_GROUP, run=record.run)
+        assert opened.catalog.all(ImageRecord) == before
+        assert len(site.staged()) == 2

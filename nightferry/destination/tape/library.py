@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -92,6 +93,8 @@ class TapeDestination:
         self._media = Media(self._bays, self._stock, self._cancel)
         self._recovery = threading.Lock()
         self._open: set[str] | None = None
+        self._doubtful: deque[str] = deque()
+        """Cartridges on which a write of this process failed, for the next look."""
         self._known: set[str] = set()
         self._whole: dict[tuple[str, int], Receipt] = {}
 
@@ -140,6 +143,9 @@ class TapeDestination:
         try:
             location = writer.write()
         except BaseException as error:
+            if bay.cartridge is not None:
+                # The error may have come after the last filemark: what became of the image is looked up there.
+                self._doubtful.append(bay.cartridge.barcode)
             try:
                 bay.forget()
             except DestinationError as second:
@@ -183,6 +189,8 @@ class TapeDestination:
                         left_open -= self._examine(bay, left_open, cancel)
                 self._open = left_open
                 self._known |= {image for record in self._stock.records().values() for image in record.images}
+            while self._doubtful:
+                self._open.add(self._doubtful.popleft())
             if self._open:
                 # Later nobody is waited for: who waits for a drive here would keep those out who have one.
                 with self._bays.borrow() as borrowed:

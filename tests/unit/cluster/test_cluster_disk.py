@@ -1,5 +1,6 @@
 """What the BACK disk says of itself."""
 
+import errno
 import json
 import os
 import signal
@@ -234,3 +235,17 @@ def test_a_run_is_no_way_out_of_the_folder(disk):
 
     with pytest.raises(ConfigError):
         disk.read_seal("../../etc")
+
+
+def test_a_full_disk_is_told_and_not_taken(disk, tmp_path, monkeypatch):
+    disk.take("TEX-ACTV-1", RUN, 0)
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_module, "create_file", full)
+    for write in (lambda: disk.take("TEX-PASS-1", RUN, 1), lambda: disk.write_seal(seal())):
+        with pytest.raises(ClusterError, match="No space left"):
+            write()
+    assert disk.owner().node == "TEX-ACTV-1"
+    assert disk.read_seal(RUN) is None

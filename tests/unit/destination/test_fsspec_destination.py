@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nightferry.destination.failure import as_destination_error
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
 from nightferry.progress import QUIET, Cancel
+from tests.conftest import needs
 
 
 class Image:
@@ -129,3 +131,39 @@ def test_errors_of_the_system_mean_full_away_or_refused(number: int, kind: type[
     found = as_destination_error(OSError(number, os.strerror(number), "/x"), "cloud")
     assert type(found) is kind
     assert "cloud" in str(found)
+
+
+def test_blocks_that_cannot_be_read_are_damage_and_not_a_destination_that_is_away(
+    folder: FsspecDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = put(folder, Image())
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("nightferry.destination.objects.os.pread", pread)
+    with folder.open(location) as reader, pytest.raises(MediumDamaged, match="cannot be read"):
+        reader.read(0, 4)
+
+
+def test_a_root_that_does_not_answer_is_away(
+    folder: FsspecDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_dir(path: Path) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with pytest.raises(Unavailable):
+        folder.find("i1", 1)
+
+
+@needs("fincore")
+def test_a_copy_just_written_is_read_back_from_the_disk(folder: FsspecDestination, tmp_path: Path) -> None:
+    put(folder, Image(data=bytes(3 << 20)))
+    seen = subprocess.run(
+        ["fincore", "--bytes", "--noheadings", "--output", "RES", tmp_path / "images/i1/data"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout.split() == ["0"]
