@@ -69,7 +69,7 @@ def copy(
         The destination.
     """
     from nightferry.cli.output import table
-    from nightferry.errors import DestinationError, IntegrityError
+    from nightferry.errors import BusyError, DestinationError, IntegrityError, StagingFull
     from nightferry.ops.opened import OpenSite
     from nightferry.ops.verify import missing_copies, remake_copy
 
@@ -92,7 +92,7 @@ def copy(
             try:
                 made = remake_copy(here, image, to, progress=session.out.progress, cancel=session.cancel)
                 state = made.state
-            except (DestinationError, IntegrityError) as failure:
+            except (DestinationError, IntegrityError, StagingFull, BusyError) as failure:
                 error = failure.message
                 codes.append(failure.exit_code)
             rows.append([image.image, to, state, error or None])

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nightferry.errors import IntegrityError
+from nightferry.errors import DestinationError, IntegrityError, StagingFull
 from nightferry.image.index import FIELDS, ROWS_PER_GROUP, SCHEMA, IndexRow
+from nightferry.transfer.files import NO_SPACE
 
 SPILL_ROWS: Final = 65_536
 _DICTIONARY: Final = ["type", "mode", "uid", "gid", "uname", "gname", "dev", "nlink", "outcome", "note"]
@@ -42,7 +43,12 @@ class IndexBuilder:
         return self._rows
 
     def add(self, row: IndexRow) -> None:
-        """Adds a row; paths must be unique over all of them."""
+        """Adds a row; paths must be unique over all of them.
+
+        Raises:
+            StagingFull: there is no room for the temporary file; the rows in hand are lost with the image.
+            DestinationError: its disk failed.
+        """
         self._pending.append(row)
         self._rows += 1
         if len(self._pending) >= self._spill_rows:
@@ -79,10 +85,15 @@ class IndexBuilder:
         return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
     def _spill_batch(self) -> None:
-        if self._spill_writer is None:
-            self._spill = tempfile.TemporaryFile(dir=self._spill_directory)  # noqa: SIM115 - closed by close()
-            self._spill_writer = pa.ipc.new_file(self._spill, SCHEMA)
-        self._spill_writer.write_batch(self._batch())
+        try:
+            if self._spill_writer is None:
+                self._spill = tempfile.TemporaryFile(dir=self._spill_directory)  # noqa: SIM115 - closed by close()
+                self._spill_writer = pa.ipc.new_file(self._spill, SCHEMA)
+            self._spill_writer.write_batch(self._batch())
+        except OSError as error:
+            # An OSError out of the image is the source's; this one is ours, and rows are lost with it.
+            message = f"cannot keep the index in {self._spill_directory or tempfile.gettempdir()}: {error}"
+            raise (StagingFull if error.errno in NO_SPACE else DestinationError)(message) from error
 
     def _batches(self) -> list[pa.RecordBatch]:
         last = self._batch()

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from nightferry.errors import (
     BusyError,
     CopyMissing,
     DestinationError,
     IntegrityError,
+    MediumDamaged,
     NightferryError,
+    StagingFull,
 )
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.restore import open_place, places_of
+from nightferry.ops.room import free_room
 from nightferry.ops.stage import proven_chunks
-from nightferry.ops.stream import StagedOutgoing, made_before, make_copy, stream_image, verify_copy
+from nightferry.ops.stream import (
+    StagedOutgoing,
+    made_before,
+    make_copy,
+    mark_damaged,
+    stream_image,
+    verify_copy,
+)
+from nightferry.plan.restore_order import Choice
 from nightferry.progress import Cancel, Progress
+from nightferry.transfer.files import NO_SPACE
+from nightferry.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +133,7 @@ def remake_copy(
 
     Raises:
         CopyMissing: the image cannot be read anywhere else.
+        StagingFull: the scratch file does not fit beside what staging keeps free.
         ConfigError: the destination is not in the site file.
     """
     opened.site.destination(destination)
@@ -135,16 +150,39 @@ def remake_copy(
             continue
         with opened.scratch(image) as scratch:
             try:
-                with open_place(opened, image, place) as reader, scratch.open("wb") as out:
-                    for piece in reader.stream(0, image.size_bytes):
-                        cancel.check()
-                        out.write(piece)
+                _fetch(opened, image, place, scratch, cancel)
             except (IntegrityError, DestinationError, BusyError) as error:
                 last = error
                 progress.say(f"{place.source} cannot give {image.image} back: {error}")
+                if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
+                    mark_damaged(opened, place.copy, error)
                 continue
             outgoing = StagedOutgoing(image, scratch, chunks=proven_chunks(opened, image), cancel=cancel)
             return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     if last is not None:
         raise last
     raise CopyMissing(f"image {image.image} can be read nowhere but at {destination}", subject=image.image)
+
+
+def _fetch(opened: OpenSite, image: ImageRecord, place: Choice, scratch: Path, cancel: Cancel) -> None:
+    """Brings an image from a copy to a scratch file, every chunk proved."""
+    if free_room(opened, opened.back_group_of(image)) < image.size_bytes:
+        raise _no_room(image, scratch)
+    with open_place(opened, image, place) as reader:
+        pieces = reader.stream(0, image.size_bytes)
+        try:
+            with scratch.open("wb") as out:
+                for piece in pieces:
+                    cancel.check()
+                    out.write(piece)
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise _no_room(image, scratch) from error
+            raise
+
+
+def _no_room(image: ImageRecord, scratch: Path) -> StagingFull:
+    return StagingFull(
+        f"{image.image} needs {format_size(image.size_bytes)} in {scratch.parent} on its way",
+        subject=image.image,
+    )

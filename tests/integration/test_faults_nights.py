@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed
+from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed, StagingFull
+from nightferry.image import index_builder
 from nightferry.model.records import ImageRecord
 from nightferry.ops import gate, move, restore, run, stage, stream, verify
 from nightferry.ops.opened import OpenSite
@@ -291,3 +296,49 @@ def test_an_image_under_another_images_name_is_not_taken_over(make_site: MakeSit
             run.begin_run(opened, BACK_GROUP, run=record.run)
         assert opened.catalog.all(ImageRecord) == before
         assert len(site.staged()) == 2
+
+
+def test_no_room_for_the_index_being_sorted_is_no_fault_of_the_file_at_hand(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(stores={"SG1": ("a",)}, copies=("folder",))
+    asked: list[str] = []
+
+    def once_full(**options: object) -> BinaryIO:
+        asked.append("")
+        if len(asked) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return make(**options)  # type: ignore[call-overload, no-any-return]
+
+    make = index_builder.tempfile.TemporaryFile
+    monkeypatch.setattr(index_builder.tempfile, "TemporaryFile", once_full)
+    # The seventh path is a symbolic link: with it the rows of the six before it leave the memory.
+    seven = partial(index_builder.IndexBuilder, spill_rows=7)
+    monkeypatch.setattr("nightferry.image.writer.IndexBuilder", seven)
+    with site.open(HandClock()) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        (failure,) = opened.catalog.failures(record.run)
+        assert "cannot keep the index" in failure.error
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        rows = {row.path for row in restore.matching_rows(opened, opened.catalog.images()[0], [])}
+        assert rows >= {b"big.bin", b"deep/letter.txt", b"empty", b"link"}
+
+
+def test_a_copy_is_not_fetched_into_the_room_that_staging_keeps_free(make_site: MakeSite) -> None:
+    site = make_site()
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+    for tar in site.disk.glob("*/*/*.tar"):
+        tar.unlink()
+    site.write_file(keep_free="100 %")
+    with site.open(HandClock()) as opened:
+        image = restore.find_image(opened, "SG1", "a")
+        for copy in opened.catalog.copies(image.image):
+            if copy.destination == "folder":
+                stream.mark_damaged(opened, copy, DestinationError("a bad block"))
+        with pytest.raises(StagingFull, match="on its way"):
+            verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
+    site.write_file(keep_free="0 %")
+    with site.open(HandClock()) as opened:
+        made = verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
+        assert made.state == "verified"
