@@ -142,7 +142,11 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
 
 
 def load_flow(entrypoint: str) -> Flow[..., Any]:
-    """``flows.two_stage.two_stage_backup`` → the flow object."""
+    """``flows.two_stage.two_stage_backup`` → the flow object.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     module, _, attribute = entrypoint.rpartition(".")
     loaded = getattr(import_module(module), attribute)
     if not isinstance(loaded, Flow):

@@ -99,7 +99,11 @@ def two_stage_backup(
 
 
 def continue_sealed(here: OpenSite, back_group: str, run: str | None) -> RunRecord:
-    """The newest sealed run that owes copies; the newest sealed one when nothing is owed."""
+    """The newest sealed run that owes copies; the newest sealed one when nothing is owed.
+
+    Raises:
+        ConfigError: no run is sealed, or none is called ``run``.
+    """
     if run is not None:
         return here.catalog.run(run)
     here.catalog.refresh()

@@ -105,13 +105,21 @@ class RunLock:
 
     @property
     def since(self) -> datetime:
-        """When this object took the lock."""
+        """When this object took the lock.
+
+        Raises:
+            BusyError: it has not.
+        """
         if self._holder is None:
             raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
         return self._holder.since
 
     def name_run(self, run: str) -> None:
-        """Writes into the lock which run holds it, for whoever finds it taken."""
+        """Writes into the lock which run holds it, for whoever finds it taken.
+
+        Raises:
+            BusyError: this object has not taken the lock.
+        """
         if self._fd is None or self._holder is None:
             raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
         self._holder = self._holder.model_copy(update={"run": run})

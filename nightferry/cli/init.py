@@ -152,6 +152,7 @@ name = {_toml(name)}
 catalog = {_toml(str(places.catalog))}
 timezone = {_toml(machine.timezone)}
 # restore_roots = ["/restore"]         # where restores asked for in the Prefect UI may write
+# restore_overwrite = true             # and that they may replace files that are there and older
 # log = "summary"                      # full | summary | none
 
 [cluster]
@@ -210,15 +211,19 @@ def _comment(path: Path) -> str:
 
 def _write(target: Path, text: str) -> None:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.is_dir():
+            target.parent.mkdir(parents=True)
         # Whatever the umask says, nobody else may write a file that says what root runs.
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError:
-        raise _exists(target) from None
+    except FileExistsError as error:
+        if str(error.filename) == str(target):
+            raise _exists(target) from None
+        raise ConfigError(f"{error.filename} is not a folder", subject=str(target)) from None
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}", subject=str(target)) from error
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot write {target}: {reason}", subject=str(target)) from error
 
 
 def _exists(target: Path) -> ConfigError:

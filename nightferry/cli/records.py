@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from nightferry.cli.session import current
+from nightferry.errors import ConfigError
 
 
 def runs(*, back_group: str | None = None) -> None:
@@ -66,7 +67,12 @@ def images(*, group: str | None = None, store: str | None = None) -> None:
         only_store = None
         here.catalog.refresh()
         if store is not None:
-            group, only_store = here.require_store(store)
+            of_group, only_store = here.require_store(store)
+            if group not in (None, of_group):
+                raise ConfigError(
+                    f"store {store} is not of {group}", hint="leave --group out", subject="--group"
+                )
+            group = of_group
         elif group is not None and not here.catalog.images(group):
             here.site.group(group)
         found = here.catalog.images(group, only_store)

@@ -19,7 +19,7 @@ from nightferry.units import format_size
 
 
 def check(loaded: LoadedSite) -> list[Finding]:
-    """Every finding, in the order in which a night would meet them. Changes nothing.
+    """Every finding, in the order in which a night would meet them. Makes only what any first use makes.
 
     A site that asks for what this release cannot do gets a finding for each such thing, and nothing else is
     looked at.
@@ -213,7 +213,7 @@ def _destinations(opened: OpenSite) -> Iterator[Finding]:
     for group in opened.site.groups:
         if not group.copies:
             yield Finding(
-                "NF-DEST-002",
+                "NF-SITE-003",
                 "warn",
                 f"storage group {group.name} has no copies: its images stay on staging alone",
                 'name its destinations in copies = ["…"]',

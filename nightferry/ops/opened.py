@@ -67,7 +67,11 @@ class OpenSite:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster driver the site names."""
+        """The cluster driver the site names.
+
+        Raises:
+            NotInThisRelease: of a kind that a later release brings.
+        """
         settings = self.site.cluster
         match settings:
             case LocalClusterSettings():

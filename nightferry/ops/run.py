@@ -32,6 +32,9 @@ def window_now(opened: OpenSite, back_group: str, moment: datetime | None = None
         opened: The site.
         back_group: Whose window.
         moment: Now; a schedule hands in its own time when the node's clock is behind it.
+
+    Raises:
+        ConfigError: no storage group is staged on it.
     """
     groups = opened.site.groups_of(back_group)
     if not groups:

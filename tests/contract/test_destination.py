@@ -267,7 +267,9 @@ def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
 
 
-@pytest.fixture(params=[*PLACES, pytest.param("s3", marks=pytest.mark.server)])
+@pytest.fixture(
+    params=[*PLACES, pytest.param("s3", marks=[pytest.mark.server, pytest.mark.xdist_group("seaweed")])]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     if request.param == "s3":
         place = s3_place(tmp_path, request.getfixturevalue("seaweed"), monkeypatch)

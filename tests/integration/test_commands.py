@@ -94,6 +94,7 @@ WRONG = (
     (("media", "list", "--library", "objects"), "no tape library"),
     (("status", "--max-age", "soon"), "not a duration"),
     (("selection", "show", "SG9"), "no storage group"),
+    (("images", "--group", "SG2", "--store", "SG1/priv1"), "is not of SG2"),
     (("gate", "show", "20200101-TEX-BACK-1"), "no run"),
     (("gate", "approve", "R", "--store", "SG1/priv1"), "needs --reason"),
     (("cluster", "move", BACK, "--to", "TEX-PASS-9"), "no node is called 'TEX-PASS-9'"),

@@ -21,7 +21,7 @@ from tests.servers.proxy import Ask, Fault, Proxy, proxied
 from tests.servers.seaweed import KEYS, READER_KEYS, WRITER_KEYS, Seaweed
 from tests.support.buckets import MIB, PART, Image, open_bucket, put, read_all
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
 
 @pytest.fixture(autouse=True)
@@ -335,6 +335,17 @@ def test_storage_classes_are_the_datas_alone(seaweed: Seaweed) -> None:
         for name in ("data", "meta.json")
     }
     assert classes == {"data": "STANDARD_IA", "meta.json": None}
+
+
+def test_an_archived_copy_is_no_damaged_one(seaweed: Seaweed, proxy: Proxy) -> None:
+    destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint)
+    receipt = put(destination, small())
+    archived = Fault(answer=(403, {}, b"<Error><Code>InvalidObjectState</Code></Error>"))
+    proxy.rule = lambda ask: archived if ask.method == "GET" else None
+    with destination.open(receipt.location) as reader, pytest.raises(DestinationError) as refused:
+        reader.read(0, 10)
+    assert not isinstance(refused.value, MediumDamaged)
+    assert "recall" in refused.value.hint
 
 
 def test_memory_is_bounded_over_all_streams(seaweed: Seaweed) -> None:

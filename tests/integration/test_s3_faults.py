@@ -19,7 +19,7 @@ from tests.servers.proxy import Ask, Fault, Proxy, proxied
 from tests.servers.seaweed import Seaweed
 from tests.support.buckets import MIB, PART, Image, open_bucket, put, read_all
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
 _NEVER = Cancel()
 THREE_PARTS = 2 * PART + MIB + 77

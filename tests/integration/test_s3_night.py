@@ -24,7 +24,7 @@ from tests.support import night
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
 MakeSite = Callable[..., SmallSite]
 

@@ -82,7 +82,12 @@ class Bays:
     @contextmanager
     def lease(self, rank: Callable[[str], int], cancel: Cancel) -> Iterator[Bay]:
         """A free bay, the one with the lowest ``rank`` of the barcode in it (empty when none); waits while
-        all are taken."""
+        all are taken.
+
+        Raises:
+            BusyError: the one who asks has all of them.
+            Cancelled: while it waited.
+        """
         while (bay := self._take_best(rank)) is None:
             if all(bay.holder == threading.get_ident() for bay in self._bays):
                 raise BusyError(

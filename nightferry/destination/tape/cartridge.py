@@ -46,7 +46,11 @@ class Cartridge:
 
     @property
     def entry(self) -> CartridgeRecord:
-        """The catalog's record of a cartridge that was proved fit."""
+        """The catalog's record of a cartridge that was proved fit.
+
+        Raises:
+            DestinationError: it was not.
+        """
         if self.record is None:
             raise DestinationError(
                 f"{self.barcode} has not been proved fit to be written to", subject=self.barcode
@@ -134,7 +138,11 @@ class Cartridge:
         return trailer, members
 
     def newest_first(self, last: int) -> Iterator[tuple[Trailer, dict[str, bytes]]]:
-        """Trailers from tape file ``last`` back to the first, by each one's reference to the one before."""
+        """Trailers from tape file ``last`` back to the first, by each one's reference to the one before.
+
+        Raises:
+            MediumDamaged: one of them leads forward.
+        """
         file: int | None = last or None
         while file is not None:
             trailer, members = self.trailer(file)

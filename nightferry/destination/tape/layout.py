@@ -137,7 +137,11 @@ def _member(name: str, data: bytes, written: datetime) -> tarfile.TarInfo:
 
 
 def render_trailer(trailer: Trailer, members: Mapping[str, bytes]) -> bytes:
-    """A trailer file's bytes: a POSIX tar, ``trailer.json`` first, then ``members`` in their order."""
+    """A trailer file's bytes: a POSIX tar, ``trailer.json`` first, then ``members`` in their order.
+
+    Raises:
+        ConfigError: the image lies on more cartridges than a trailer can name.
+    """
     sums = {name: (len(data), blake3(data).hexdigest()) for name, data in members.items()}
     head = trailer.model_copy(update={"members": sums}).model_dump_json(indent=1).encode()
     if len(head) > _JSON_LIMIT:

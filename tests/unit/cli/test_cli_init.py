@@ -68,6 +68,12 @@ def test_a_folder_with_a_space_in_its_name_is_the_one_that_copies_go_to(tmp_path
     assert loaded.site.destination("copies").url == f"file://{copies}"
 
 
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, data, capsys):
+    (tmp_path / "taken").write_text("")
+    assert main(["init", str(tmp_path / "taken"), "--store", str(data)]) == 2
+    assert f"{tmp_path}/taken is not a folder" in capsys.readouterr().err
+
+
 def test_nobody_else_may_write_the_file_whatever_the_umask(tmp_path, data):
     before = os.umask(0)
     try:
