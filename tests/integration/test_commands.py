@@ -161,11 +161,6 @@ KINDS = {
         'kind = "command"\n  backup = ["/usr/bin/dump"]\n  restore = ["/usr/bin/load", "{{target}}"]',
         "",
     ),
-    "s3": (
-        'kind = "fsspec"\nurl = "file://{root}/objects"',
-        'kind = "s3"\nurl = "s3://backups/tex"\nsecret_key = "env:KEY"',
-        "",
-    ),
     "pacemaker": ('kind = "local"', 'kind = "pacemaker"', ""),
     "scsi": (
         'kind = "virtual", path = "{root}/vtl", drives = 1, slots = 4, cartridge_bytes = "256 MiB"',
