@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -157,6 +158,9 @@ def worker(deployed, tmp_path_factory):
         env=environment(PREFECT_WORKER_QUERY_SECONDS="1", PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="INFO"),
         stdout=log,
         stderr=log,
+        # Whoever runs the tests in the background has SIGINT ignored, which children inherit; Prefect's worker
+        # turns SIGTERM into SIGINT to end itself.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads hold locks here
     )
     yield log.name
     process.terminate()
