@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,26 @@ class Lanes:
             with self._turn:
                 self._free.append(number)
                 self._turn.notify()
+
+
+class ObjectLane:
+    """See ``Lane``: one of the images that are written at once.
+
+    Args:
+        put: The destination's own put, which is told the lane's name.
+        name: What the lane is called.
+    """
+
+    def __init__(self, put: Callable[[Outgoing, int, str, Progress, Cancel], Receipt], name: str) -> None:
+        self._put = put
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
+        return self._put(outgoing, epoch, self._name, progress, cancel)
 
 
 def watched(

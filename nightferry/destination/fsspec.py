@@ -12,6 +12,7 @@ from nightferry.destination.copies import (
     COPY,
     META,
     Lanes,
+    ObjectLane,
     about,
     data_name,
     location_of,
@@ -68,21 +69,6 @@ class ObjectReader:
             length -= len(piece)
 
 
-class FsspecLane:
-    """See ``Lane``: one of the parallel writers."""
-
-    def __init__(self, destination: FsspecDestination, name: str) -> None:
-        self._destination = destination
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
-        return self._destination.put(outgoing, epoch, self.name, progress, cancel)
-
-
 class FsspecDestination:
     """See ``Destination``. Objects ``images/<image>/{data,index,chunks,copy.json,meta.json}``.
 
@@ -91,8 +77,7 @@ class FsspecDestination:
     Args:
         name: The destination's name.
         url: Any fsspec URL; its root must exist, since a folder that is made where a disk should be mounted
-        fills the
-            wrong disk.
+            fills the wrong disk.
         lanes: How many images are written at once.
         options: Passed to the fsspec file system.
 
@@ -136,9 +121,9 @@ class FsspecDestination:
         return []
 
     @contextmanager
-    def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[FsspecLane]:
+    def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[ObjectLane]:
         with self._lanes.lease(cancel) as name:
-            yield FsspecLane(self, name)
+            yield ObjectLane(self.put, name)
 
     def put(self, outgoing: Outgoing, epoch: int, lane: str, progress: Progress, cancel: Cancel) -> Receipt:
         """See ``Lane.put``."""

@@ -24,7 +24,6 @@ from nightferry.destination.base import (
     encoding_of,
 )
 from nightferry.errors import (
-    DestinationError,
     IntegrityError,
     MediumDamaged,
     NightferryError,
@@ -420,13 +419,3 @@ def describe_location(copy: CopyRecord) -> str:
     if "image" in copy.location:
         return f"images/{copy.location['image']}/{DATA_NAMES[encoding_of(copy.location)]}"
     return json.dumps(copy.location, sort_keys=True) if copy.location else ""
-
-
-def require_known(copy: CopyRecord) -> None:
-    """Raises:
-    DestinationError: the copy cannot be read at all.
-    """
-    if copy.state in ("lost", "writing"):
-        raise DestinationError(
-            f"the copy of {copy.image} at {copy.destination} is {copy.state}", subject=copy.image
-        )

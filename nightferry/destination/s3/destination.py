@@ -15,6 +15,7 @@ from nightferry.destination.copies import (
     COPY,
     META,
     Lanes,
+    ObjectLane,
     about,
     data_name,
     location_of,
@@ -75,21 +76,6 @@ def backoff_of(endpoint: str, clock: Clock) -> Backoff:
         return _backoffs.setdefault(endpoint, Backoff(is_passing, clock=clock))
 
 
-class S3Lane:
-    """See ``Lane``: one of the images that go up at once."""
-
-    def __init__(self, destination: S3Destination, name: str) -> None:
-        self._destination = destination
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
-        return self._destination.put(outgoing, epoch, self._name, progress, cancel)
-
-
 class S3Destination:
     """See ``Destination``. Objects ``images/<image>/{data,index,chunks,copy.json,meta.json}``.
 
@@ -137,9 +123,9 @@ class S3Destination:
         return look(self._bucket, self._lock, self._clock)
 
     @contextmanager
-    def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[S3Lane]:
+    def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[ObjectLane]:
         with self._lanes.lease(cancel) as name:
-            yield S3Lane(self, name)
+            yield ObjectLane(self.put, name)
 
     def put(self, outgoing: Outgoing, epoch: int, lane: str, progress: Progress, cancel: Cancel) -> Receipt:
         """See ``Lane.put``."""
