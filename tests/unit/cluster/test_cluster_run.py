@@ -56,7 +56,7 @@ def _until(condition):
 
 def test_past_its_deadline_a_program_ends_with_its_children(tmp_path):
     pids = tmp_path / "pids"
-    with pytest.raises(ClusterError, match="within 0.5 s"):
+    with pytest.raises(ClusterError, match="did not end"):
         run_program([SH, "-c", f"sleep 60 & echo $! $$ > {pids}; wait"], deadline_s=0.5)
     _until(lambda: all(_gone(int(pid)) for pid in pids.read_text().split()))
 
