@@ -8,6 +8,8 @@ from nightferry.cluster.local import LocalCluster
 from nightferry.errors import ClusterError, ConfigError, MoveFailed
 from nightferry.model.nodes import specify
 from nightferry.progress import Cancel
+from tests.conftest import needs
+from tests.support.crm_file import CrmFile
 
 ACTIVE, PRIMARY, ALTERNATE = "TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"
 MAIL, BACK = "TEX-MAIL-1", "TEX-BACK-1"
@@ -27,10 +29,24 @@ class LocalRig:
         self.path.write_text(json.dumps({"owners": owners, "offline": [node]}))
 
 
-RIGS = {"local": LocalRig}
+class PacemakerRig:
+    """The Pacemaker driver over Pacemaker's own tools, with the cluster in a file."""
+
+    def __init__(self, folder):
+        self.file = CrmFile(folder)
+
+    def open(self):
+        return self.file.cluster()
+
+    def offline(self, node):
+        self.file.lose(node)
 
 
-@pytest.fixture(params=RIGS)
+RIGS = {"local": LocalRig, "pacemaker": PacemakerRig}
+NEEDS = {"pacemaker": needs("crm_simulate", "crm_mon", "cibadmin")}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=NEEDS.get(name, ())) for name in RIGS])
 def rig(request, tmp_path):
     return RIGS[request.param](tmp_path)
 

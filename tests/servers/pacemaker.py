@@ -117,7 +117,8 @@ case $action in
 <parameter name="action" unique="0" required="1"><content type="string" default="reboot"/></parameter>
 <parameter name="port" unique="0" required="0"><content type="string"/></parameter>
 </parameters>
-<actions><action name="on"/><action name="off"/><action name="reboot"/><action name="status"/><action name="list"/><action name="monitor"/><action name="metadata"/></actions>
+<actions><action name="on"/><action name="off"/><action name="reboot"/><action name="status"/>
+<action name="list"/><action name="monitor"/><action name="metadata"/></actions>
 </resource-agent>
 XML
     ;;
@@ -260,10 +261,14 @@ class PacemakerServer:
                 self.run(ACTIVE, "crm_resource", "--resource", group, "--meta", "--delete-parameter", name)
         self.property("stonith-enabled", "true")
         self.run(ACTIVE, "crm_resource", "--cleanup")
-        if any(where != ACTIVE for where in self.until(_is_settled, "every group is started").groups.values()):
+        if any(
+            where != ACTIVE for where in self.until(_is_settled, "every group is started").groups.values()
+        ):
             for group in GROUPS:
                 self.run(ACTIVE, "crm_resource", "--move", "--resource", group, "--node", ACTIVE)
-            self.until(lambda seen: set(seen.groups.values()) == {ACTIVE}, "every group is on the active node")
+            self.until(
+                lambda seen: set(seen.groups.values()) == {ACTIVE}, "every group is on the active node"
+            )
             for group in GROUPS:
                 self.run(ACTIVE, "crm_resource", "--clear", "--resource", group)
         self.fenced.clear()
@@ -327,7 +332,11 @@ class PacemakerServer:
         cib = home / "var/lib/pacemaker/cib/cib.xml"
         cib.write_text(configuration({group: device for group, (device, _) in self._devices.items()}))
         cib.chmod(0o600)
-        for path in (home / "var/log/pacemaker", home / "var/lib/pacemaker", *(home / "var/lib/pacemaker").rglob("*")):
+        for path in (
+            home / "var/log/pacemaker",
+            home / "var/lib/pacemaker",
+            *(home / "var/lib/pacemaker").rglob("*"),
+        ):
             shutil.chown(path, "hacluster", "haclient")
 
     def _boot(self, node: str) -> None:
@@ -430,23 +439,27 @@ def configuration(devices: dict[str, str]) -> str:
     locations = ""
     for group, device in devices.items():
         short = MOUNTS[group].name
-        resources += f'<group id="{group}">' + "".join(
-            [
-                _primitive(f"{short}-disk", "pacemaker", "Dummy", {}),
-                _primitive(
-                    f"{short}-fs",
-                    "heartbeat",
-                    "Filesystem",
-                    {
-                        "device": device,
-                        "directory": str(MOUNTS[group]),
-                        "fstype": "ext4",
-                        "force_unmount": "false",
-                    },
-                ),
-                _primitive(f"{short}-reader", "nightferry", "nightferry-reader", {"group": group}),
-            ]
-        ) + "</group>"
+        resources += (
+            f'<group id="{group}">'
+            + "".join(
+                [
+                    _primitive(f"{short}-disk", "pacemaker", "Dummy", {}),
+                    _primitive(
+                        f"{short}-fs",
+                        "heartbeat",
+                        "Filesystem",
+                        {
+                            "device": device,
+                            "directory": str(MOUNTS[group]),
+                            "fstype": "ext4",
+                            "force_unmount": "false",
+                        },
+                    ),
+                    _primitive(f"{short}-reader", "nightferry", "nightferry-reader", {"group": group}),
+                ]
+            )
+            + "</group>"
+        )
         locations += f'<rsc_location id="loc-{group}" rsc="{group}" node="{ACTIVE}" score="50"/>'
     properties = {
         "stonith-enabled": "true",
@@ -491,7 +504,9 @@ def _primitive(name: str, provider: str, kind: str, parameters: dict[str, str]) 
 
 def missing() -> str:
     """Why no cluster can be started here; empty when one can."""
-    lacking = [program for program in PROGRAMS if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
+    lacking = [
+        program for program in PROGRAMS if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None
+    ]
     if lacking:
         return f"not on this machine: {', '.join(lacking)}"
     return "" if os.geteuid() == 0 else "a cluster needs root"

@@ -224,10 +224,7 @@ def test_copies_on_tape_stay_plain():
     assert f"line {line_of(text, line)}:" in error.message
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    ['kind = "pacemaker"\nallow_without_fencing = false', 'kind = "command"\npreset = "windows-powershell"'],
-)
+@pytest.mark.parametrize("cluster", ['kind = "command"\npreset = "windows-powershell"'])
 def test_clusters_of_later_releases_parse_and_are_named(cluster):
     site = parse_site(SMALL.replace("[cluster]\n", f"[cluster]\n{cluster}\n"))
     assert site.undelivered()[0].startswith("cluster.kind")
