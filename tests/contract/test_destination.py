@@ -45,6 +45,7 @@ from nightferry.ops.encode import EncodedOutgoing
 from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.base import ByteReader
 from tests.servers.seaweed import KEYS, Seaweed
+from tests.servers.sshd import Sshd
 
 MIB = 1 << 20
 
@@ -218,6 +219,15 @@ def memory_place(tmp: Path) -> Place:
     return Place("memory", lambda: FsspecDestination("cloud", f"memory:/{root}"), flip)
 
 
+def sftp_place(server: Sshd) -> Place:
+    root = server.folder()
+    return Place(
+        "sftp",
+        lambda: FsspecDestination("cloud", server.url(root), options=server.options),
+        _flip_in_files(root, "images/*/data"),
+    )
+
+
 def tape_place(tmp: Path) -> Place:
     root = tmp / "library"
 
@@ -268,11 +278,17 @@ def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(
-    params=[*PLACES, pytest.param("s3", marks=[pytest.mark.server, pytest.mark.xdist_group("seaweed")])]
+    params=[
+        *PLACES,
+        pytest.param("s3", marks=[pytest.mark.server, pytest.mark.xdist_group("seaweed")]),
+        pytest.param("sftp", marks=[pytest.mark.server, pytest.mark.xdist_group("sshd")]),
+    ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     if request.param == "s3":
         place = s3_place(tmp_path, request.getfixturevalue("seaweed"), monkeypatch)
+    elif request.param == "sftp":
+        place = sftp_place(request.getfixturevalue("sshd"))
     else:
         place = PLACES[request.param](tmp_path)
     yield place
