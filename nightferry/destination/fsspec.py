@@ -145,6 +145,7 @@ class FsspecDestination:
         """
         if self._holds_copies is False:
             self._objects.make_root()
+            self._holds_copies = None  # a root that goes away from now on is not made again
         self._objects.require_root()
         if self._holds_copies and not self._objects.exists(_MADE_FIRST):
             raise Unavailable(
@@ -153,6 +154,7 @@ class FsspecDestination:
                 hint="mount its disk; what is owed is delivered by the next run",
                 subject=self._name,
             )
+        self._holds_copies = None
 
     @contextmanager
     def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[ObjectLane]:

@@ -89,7 +89,7 @@ def _writing(objects: SpecObjects) -> Iterator[Finding]:
         )
     elif free < LITTLE_BYTES:
         yield Finding(
-            "NF-FS-007", "warn", f"destination {name} has {format_size(free)} free", "free room there"
+            "NF-FS-009", "warn", f"destination {name} has {format_size(free)} free", "free room there"
         )
 
 
