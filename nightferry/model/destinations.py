@@ -73,6 +73,17 @@ class Lock(Section):
     days: Annotated[int, Field(strict=True, ge=1)]
 
 
+class Recall(Section):
+    """How a copy in an archived storage class is asked for before it is read."""
+
+    tier: Literal["expedited", "standard", "bulk"] = "standard"
+    """How fast, and how dear; deep archives know no ``expedited``."""
+    days: Annotated[int, Field(strict=True, ge=1, le=365)] = 3
+    """How long the store keeps the recalled bytes readable."""
+    wait: Duration = 48 * 3600.0
+    """Seconds a restore waits for it; bulk recalls from deep archives take two days."""
+
+
 class Pool(Section):
     """Cartridges for one use."""
 
@@ -177,15 +188,29 @@ class S3Settings(_DestinationBase):
     storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None
     """Of the images' data, in the provider's words; the small files beside it stay in the bucket's own."""
     lock: Lock | None = None
+    recall: Recall = Recall()
+
+
+def _fsspec_url(value: str) -> str:
+    scheme = value.partition("://")[0]
+    if scheme in ("s3", "s3a"):
+        raise ValueError('a bucket is a destination of kind = "s3", which proves and resumes its uploads')
+    if scheme == "local":
+        raise ValueError("write file:///… for a folder")
+    return value
 
 
 class FsspecSettings(_DestinationBase):
     """Any other URL that fsspec opens; ``file:///…`` is a folder."""
 
     kind: Literal["fsspec"]
-    url: Url
+    url: Annotated[Url, AfterValidator(_fsspec_url)]
     options: Options = Field(default_factory=dict)
     """Given to the fsspec file system; secrets among them are references."""
+
+    @property
+    def scheme(self) -> str:
+        return self.url.partition("://")[0]
 
 
 Destination = Annotated[

@@ -256,14 +256,10 @@ class OpenSite:
             return Catalog.create(path, node=self.host, clock=self.clock)
         return Catalog(path, node=self.host, clock=self.clock)
 
-    def _make_root(self, name: str, url: str) -> None:
-        """Makes a folder destination's root before its first copy."""
-        root = Path(url.removeprefix("file://"))
-        if not url.startswith("file://"):
-            return
-        self._require_known(name, root / "images")
-        if not root.exists() and root.parent.is_dir():
-            root.mkdir(mode=0o700)
+    def _holds_copies(self, name: str) -> bool:
+        """Whether copies at a destination are on record that may be there."""
+        held = ("whole", "verified", "suspect", "damaged")
+        return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
 
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
@@ -272,10 +268,7 @@ class OpenSite:
         Raises:
             Unavailable: the destination holds copies, and ``made_once`` is not there.
         """
-        if made_once.exists():
-            return
-        held = ("whole", "verified", "suspect", "damaged")
-        if any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)):
+        if not made_once.exists() and self._holds_copies(name):
             raise Unavailable(
                 f"destination {name} holds copies, and {made_once} is not there",
                 hint="mount its disk; what is owed is delivered by the next run",
@@ -309,9 +302,12 @@ class OpenSite:
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
 
-                self._make_root(settings.name, settings.url)
                 return FsspecDestination(
-                    settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS
+                    settings.name,
+                    settings.url,
+                    lanes=settings.streams or DEFAULT_STREAMS,
+                    options=settings.options,
+                    holds_copies=self._holds_copies(settings.name),
                 )
             case S3Settings():
                 from nightferry.destination.s3.destination import open_s3
