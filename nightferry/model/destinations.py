@@ -92,7 +92,9 @@ class Pool(Section):
     """Shell patterns; a cartridge belongs to the pool when one matches its barcode."""
     autolabel: Literal["blank", "never"] = "blank"
     wait_for_media: Duration = 8 * 3600.0
-    """Seconds to wait for a scratch cartridge, shown, while the rest goes on."""
+    """Seconds to wait, shown, for a scratch cartridge, or for one that is to be read and is elsewhere."""
+    cleaning: Words = ("CLN*",)
+    """Shell patterns of the barcodes of cleaning cartridges."""
 
 
 class VirtualLibrary(Section):
@@ -102,6 +104,8 @@ class VirtualLibrary(Section):
     path: AbsolutePath
     drives: Annotated[int, Field(strict=True, ge=1, le=64)] = 2
     slots: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 20
+    ports: Annotated[int, Field(strict=True, ge=1, le=64)] = 2
+    """Import/export ports, where a hand takes cartridges out and puts them in."""
     cartridge_bytes: Annotated[Size, Field(ge=64 * KIB)] = 2 * GIB
 
 

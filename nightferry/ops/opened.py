@@ -294,7 +294,13 @@ class OpenSite:
                 )
                 return TapeDestination(
                     settings.name,
-                    open_virtual(library.path, library.drives, library.slots, library.cartridge_bytes),
+                    open_virtual(
+                        library.path,
+                        library.drives,
+                        library.slots,
+                        library.cartridge_bytes,
+                        library.ports,
+                    ),
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
