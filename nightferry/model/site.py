@@ -34,7 +34,14 @@ from nightferry.model.fields import (
     verify_share,
 )
 from nightferry.model.names import choose, split_store
-from nightferry.model.nodes import ClusterSettings, LocalClusterSettings, NodeSettings, NodeSpec, specify
+from nightferry.model.nodes import (
+    ClusterSettings,
+    CommandClusterSettings,
+    LocalClusterSettings,
+    NodeSettings,
+    NodeSpec,
+    specify,
+)
 from nightferry.model.stores import FilesStore, Group, SqliteStore, StoreRef
 from nightferry.units import MIB
 
@@ -265,7 +272,7 @@ def _undelivered(site: Site) -> list[str]:
     found: list[str] = []
     if "://" in site.site.catalog:
         found.append("site.catalog: a catalog in an object store")
-    if not isinstance(site.cluster, LocalClusterSettings):
+    if not isinstance(site.cluster, LocalClusterSettings | CommandClusterSettings):
         found.append(f"cluster.kind: {site.cluster.kind} clusters")
     for group in site.groups:
         if group.postgres is not None:

@@ -27,7 +27,7 @@ from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
-from nightferry.model.nodes import LocalClusterSettings
+from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings
 from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
@@ -73,13 +73,24 @@ class OpenSite:
             NotInThisRelease: of a kind that a later release brings.
         """
         settings = self.site.cluster
+        mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
+        groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
         match settings:
             case LocalClusterSettings():
-                mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
                 return LocalCluster(
-                    state_path=self.site.cluster_state_path,
-                    nodes=self.site.nodes,
-                    groups=tuple(sorted(mail_groups | {b.name for b in self.site.back_groups})),
+                    state_path=self.site.cluster_state_path, nodes=self.site.nodes, groups=groups
+                )
+            case CommandClusterSettings():
+                from nightferry.cluster.command import CommandCluster
+                from nightferry.cluster.verbs import verbs
+
+                return CommandCluster(
+                    verbs(settings),
+                    self.site.nodes,
+                    groups,
+                    deadline_s=settings.deadline,
+                    preset=settings.preset or "",
+                    clock=self.clock,
                 )
             case _:
                 raise NotInThisRelease(f"cluster kind {settings.kind!r} is not in this release")
