@@ -6,6 +6,7 @@ together from one output, are *started* and the target.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
@@ -36,6 +37,7 @@ class CommandCluster:
         groups: The resource groups, MAIL and BACK.
         deadline_s: How long a move may take until the group is started on its target.
         preset: The preset's name, for `check`.
+        host: This machine's name; asked of the system when empty.
         clock: Waits between two looks.
     """
 
@@ -47,6 +49,7 @@ class CommandCluster:
         *,
         deadline_s: float,
         preset: str = "",
+        host: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._verbs = verbs
@@ -54,7 +57,20 @@ class CommandCluster:
         self._groups = tuple(dict.fromkeys(groups))
         self._deadline_s = deadline_s
         self._preset = preset
+        self._host = host or socket.gethostname()
         self._clock = clock
+
+    @property
+    def here(self) -> str:
+        names = {self._host.casefold(), self._host.partition(".")[0].casefold()}
+        for node in self._nodes:
+            if names & _names_of(node):
+                return node.name
+        raise ClusterError(
+            f"this machine, {self._host}, is none of the cluster's nodes",
+            hint="name its node in NIGHTFERRY_NODE, or give [[nodes]] their host",
+            subject=self._host,
+        )
 
     def view(self) -> ClusterView:
         """A look at every node and group, one after the other: no two of them are of the same moment.

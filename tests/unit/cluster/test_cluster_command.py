@@ -16,10 +16,12 @@ def fake(tmp_path):
     return FakeCluster(tmp_path)
 
 
-def open_cluster(fake, *, deadline_s=60, **changes):
+def open_cluster(fake, *, deadline_s=60, host="", **changes):
     settings = CommandClusterSettings.model_validate(fake.settings() | changes)
     nodes = specify((ACTIVE, PRIMARY, ALTERNATE), ())
-    return CommandCluster(verbs(settings), nodes, (BACK,), deadline_s=deadline_s, clock=HandClock())
+    return CommandCluster(
+        verbs(settings), nodes, (BACK,), deadline_s=deadline_s, host=host, clock=HandClock()
+    )
 
 
 def move(cluster, target=PRIMARY, cancel=None):
@@ -145,3 +147,10 @@ def test_check_names_nodes_and_groups_that_are_not_well(fake):
 def test_what_cannot_be_taken_back_is_said(fake):
     with pytest.raises(ClusterError, match="was not taken back"):
         open_cluster(fake, release=["/bin/false"]).release(BACK)
+
+
+def test_this_machine_is_the_node_of_its_name(fake):
+    for host in ("tex-pass-1", "TEX-PASS-1.example.org"):
+        assert open_cluster(fake, host=host).here == PRIMARY
+    with pytest.raises(ClusterError, match="none of the cluster's nodes"):
+        _ = open_cluster(fake, host="elsewhere").here
