@@ -30,7 +30,7 @@ from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettin
 from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
-from nightferry.model.nodes import LocalClusterSettings, PacemakerSettings
+from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
 from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
@@ -70,11 +70,7 @@ class OpenSite:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster driver the site names.
-
-        Raises:
-            NotInThisRelease: of a kind that a later release brings.
-        """
+        """The cluster driver the site names."""
         settings = self.site.cluster
         mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
         groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
@@ -91,8 +87,20 @@ class OpenSite:
                     allow_without_fencing=settings.allow_without_fencing,
                     move_s=settings.move_deadline,
                 )
+            case CommandClusterSettings():
+                from nightferry.cluster.command import CommandCluster
+                from nightferry.cluster.verbs import verbs
+
+                return CommandCluster(
+                    verbs(settings),
+                    self.site.nodes,
+                    groups,
+                    deadline_s=settings.deadline,
+                    preset=settings.preset or "",
+                    clock=self.clock,
+                )
             case _:
-                raise NotInThisRelease(f"cluster kind {settings.kind!r} is not in this release")
+                assert_never(settings)
 
     @cached_property
     def here(self) -> str | None:

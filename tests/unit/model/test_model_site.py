@@ -224,13 +224,47 @@ def test_copies_on_tape_stay_plain():
     assert f"line {line_of(text, line)}:" in error.message
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    ['kind = "pacemaker"\nallow_without_fencing = false', 'kind = "command"\npreset = "windows-powershell"'],
-)
-def test_clusters_of_later_releases_parse_and_are_named(cluster):
-    site = parse_site(SMALL.replace("[cluster]\n", f"[cluster]\n{cluster}\n"))
+def test_clusters_of_later_releases_parse_and_are_named():
+    site = parse_site(
+        SMALL.replace("[cluster]\n", '[cluster]\nkind = "pacemaker"\nallow_without_fencing = false\n')
+    )
     assert site.undelivered()[0].startswith("cluster.kind")
+
+
+COMMANDS = """\
+where = ["/usr/bin/groups", "{group}"]
+move = ["/usr/bin/groups", "{group}", "{node}", "{source}"]
+owner = { regex = 'on (\\S+)' }
+state = { json = "state" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("", "cluster: needs a preset, or where, move, owner, state"),
+        (COMMANDS, ""),
+        (
+            COMMANDS.replace("{source}", "{target}"),
+            "no placeholder {target} here; there are: {group}, {node}, {source}",
+        ),
+        (COMMANDS.replace('"{group}"]', '"{node}"]'), "no placeholder {node} here; there are: {group}"),
+        (COMMANDS.replace("(\\S+)", "\\S+"), "must have one group"),
+        (COMMANDS.replace("(\\S+)", "(\\S+"), "not a regular expression"),
+        (COMMANDS.replace('json = "state"', 'json = "state", regex = "(x)"'), "either regex or json"),
+        (COMMANDS + 'view = ["/usr/bin/nodes", "{node}"]\n', "with view, up says where"),
+        (COMMANDS + 'states = { Online = "good" }\n', "states.Online: must be"),
+        (COMMANDS.replace('["/usr', '["usr'), "absolute path"),
+        (COMMANDS + 'deadline = "0s"\n', "deadline"),
+        ('preset = "windows-powershell"\nvia = ["/usr/bin/ssh", "n"]\n', ""),
+    ],
+)
+def test_a_command_cluster_says_what_is_run_and_how_it_is_read(keys, said):
+    text = SMALL.replace("[cluster]\n", f'[cluster]\nkind = "command"\n{keys}')
+    if said:
+        assert said in refusal(text).message
+    else:
+        parse_site(text).require_delivered()
 
 
 def test_a_catalog_in_an_object_store_is_a_later_release():
