@@ -27,9 +27,10 @@ from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, NotOwner, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
+from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
-from nightferry.model.nodes import LocalClusterSettings, PacemakerSettings
+from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
 from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
@@ -69,11 +70,7 @@ class OpenSite:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster driver the site names.
-
-        Raises:
-            NotInThisRelease: of a kind that a later release brings.
-        """
+        """The cluster driver the site names."""
         settings = self.site.cluster
         mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
         groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
@@ -90,8 +87,20 @@ class OpenSite:
                     allow_without_fencing=settings.allow_without_fencing,
                     move_s=settings.move_deadline,
                 )
+            case CommandClusterSettings():
+                from nightferry.cluster.command import CommandCluster
+                from nightferry.cluster.verbs import verbs
+
+                return CommandCluster(
+                    verbs(settings),
+                    self.site.nodes,
+                    groups,
+                    deadline_s=settings.deadline,
+                    preset=settings.preset or "",
+                    clock=self.clock,
+                )
             case _:
-                raise NotInThisRelease(f"cluster kind {settings.kind!r} is not in this release")
+                assert_never(settings)
 
     @cached_property
     def here(self) -> str | None:
@@ -212,14 +221,20 @@ class OpenSite:
 
     def throttle(self, destination: str) -> Throttle | None:
         """The destination's bandwidth timetable, shared by all its lanes; None when it has none."""
-        timetable = self.site.destination(destination).bandwidth
+        return self._throttle(destination, self.site.destination(destination).bandwidth)
+
+    def staging_throttle(self) -> Throttle | None:
+        """Stage one's bandwidth timetable, shared by all its streams; None when it has none."""
+        return self._throttle("", self.site.staging.bandwidth)
+
+    def _throttle(self, name: str, timetable: tuple[BandwidthStep, ...]) -> Throttle | None:
         if not timetable:
             return None
         with self._lock:
-            if destination not in self._throttles:
-                entries = tuple((step.start, step.bytes_per_s or None) for step in timetable)
-                self._throttles[destination] = Throttle(Timetable(entries, self.site.tz), clock=self.clock)
-            return self._throttles[destination]
+            if name not in self._throttles:
+                entries = tuple((step.start, step.bytes_per_s) for step in timetable)
+                self._throttles[name] = Throttle(Timetable(entries, self.site.tz), clock=self.clock)
+            return self._throttles[name]
 
     def scratch_folder(self, back_group: str) -> Path:
         """Where on the BACK disk what lives shorter than its process may lie."""
@@ -283,14 +298,10 @@ class OpenSite:
             return Catalog.create(path, node=self.host, clock=self.clock)
         return Catalog(path, node=self.host, clock=self.clock)
 
-    def _make_root(self, name: str, url: str) -> None:
-        """Makes a folder destination's root before its first copy."""
-        root = Path(url.removeprefix("file://"))
-        if not url.startswith("file://"):
-            return
-        self._require_known(name, root / "images")
-        if not root.exists() and root.parent.is_dir():
-            root.mkdir(mode=0o700)
+    def _holds_copies(self, name: str) -> bool:
+        """Whether copies at a destination are on record that may be there."""
+        held = ("whole", "verified", "suspect", "damaged")
+        return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
 
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
@@ -299,10 +310,7 @@ class OpenSite:
         Raises:
             Unavailable: the destination holds copies, and ``made_once`` is not there.
         """
-        if made_once.exists():
-            return
-        held = ("whole", "verified", "suspect", "damaged")
-        if any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)):
+        if not made_once.exists() and self._holds_copies(name):
             raise Unavailable(
                 f"destination {name} holds copies, and {made_once} is not there",
                 hint="mount its disk; what is owed is delivered by the next run",
@@ -328,7 +336,13 @@ class OpenSite:
                 )
                 return TapeDestination(
                     settings.name,
-                    open_virtual(library.path, library.drives, library.slots, library.cartridge_bytes),
+                    open_virtual(
+                        library.path,
+                        library.drives,
+                        library.slots,
+                        library.cartridge_bytes,
+                        library.ports,
+                    ),
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
@@ -336,9 +350,12 @@ class OpenSite:
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
 
-                self._make_root(settings.name, settings.url)
                 return FsspecDestination(
-                    settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS
+                    settings.name,
+                    settings.url,
+                    lanes=settings.streams or DEFAULT_STREAMS,
+                    options=settings.options,
+                    holds_copies=self._holds_copies(settings.name),
                 )
             case S3Settings():
                 from nightferry.destination.s3.destination import open_s3

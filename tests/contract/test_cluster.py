@@ -4,21 +4,21 @@ import json
 
 import pytest
 
+from nightferry.cluster.command import CommandCluster
 from nightferry.cluster.local import LocalCluster
+from nightferry.cluster.verbs import verbs
 from nightferry.errors import ClusterError, ConfigError, MoveFailed
-from nightferry.model.nodes import specify
+from nightferry.model.nodes import CommandClusterSettings, specify
 from nightferry.progress import Cancel
 from tests.conftest import needs
 from tests.support.crm_file import CrmFile
-
-ACTIVE, PRIMARY, ALTERNATE = "TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"
-MAIL, BACK = "TEX-MAIL-1", "TEX-BACK-1"
+from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK, MAIL, PRIMARY, FakeCluster
 
 
 class LocalRig:
     """The local driver, with nodes taken offline by the state file's own key."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, monkeypatch):
         self.path = folder / "cluster.json"
 
     def open(self):
@@ -32,7 +32,7 @@ class LocalRig:
 class PacemakerRig:
     """The Pacemaker driver over Pacemaker's own tools, with the cluster in a file."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, monkeypatch):
         self.file = CrmFile(folder)
 
     def open(self):
@@ -42,13 +42,50 @@ class PacemakerRig:
         self.file.lose(node)
 
 
-RIGS = {"local": LocalRig, "pacemaker": PacemakerRig}
+class CommandRig:
+    """The command driver over programs that stand in for a cluster's own."""
+
+    preset = None
+
+    def __init__(self, folder, monkeypatch):
+        self.fake = FakeCluster(folder)
+        monkeypatch.setenv("PATH", str(self.fake.bin), prepend=":")
+
+    def settings(self):
+        keys = {"kind": "command", "preset": self.preset} if self.preset else self.fake.settings()
+        return CommandClusterSettings.model_validate(keys)
+
+    def open(self):
+        nodes = specify((ACTIVE, PRIMARY, ALTERNATE), ())
+        return CommandCluster(verbs(self.settings()), nodes, (MAIL, BACK), deadline_s=5)
+
+    def offline(self, node):
+        self.fake.write(nodes={**self.fake.state["nodes"], node: "Down"})
+
+
+class ClusterExeRig(CommandRig):
+    preset = "windows-cluster-exe"
+
+
+class PowerShellRig(CommandRig):
+    preset = "windows-powershell"
+
+
+RIGS = {
+    "local": LocalRig,
+    "pacemaker": PacemakerRig,
+    "command": CommandRig,
+    "windows-cluster-exe": ClusterExeRig,
+    "windows-powershell": PowerShellRig,
+}
+
+
 NEEDS = {"pacemaker": needs("crm_simulate", "crm_mon", "cibadmin")}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=NEEDS.get(name, ())) for name in RIGS])
-def rig(request, tmp_path):
-    return RIGS[request.param](tmp_path)
+def rig(request, tmp_path, monkeypatch):
+    return RIGS[request.param](tmp_path, monkeypatch)
 
 
 def test_every_group_begins_on_the_active_node(rig):
