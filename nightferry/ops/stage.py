@@ -69,9 +69,18 @@ def stage_store(
         StagingFull: it does not fit; its partial is gone.
         NotOwner: this node does not own the BACK disk.
         IntegrityError: what was written does not read back.
+        GroupStopping: the cluster takes the store's or the disk's group away; nothing whole was left.
         Cancelled: stopped between two buffers; nothing whole was left.
     """
     definition = _defined(opened, group, store)
+    with opened.working_on(group=group, back_group=run.back_group, cancel=cancel) as narrower:
+        return _stage(opened, run, definition, progress=progress, cancel=narrower)
+
+
+def _stage(
+    opened: OpenSite, run: RunRecord, definition: StoreRef, *, progress: Progress, cancel: Cancel
+) -> ImageRecord:
+    group, store = definition.group.name, definition.store.name
     image = image_name(run.run, group, store, run.level)
     require_owner(opened, run)
     known = opened.catalog.latest(ImageRecord, image)

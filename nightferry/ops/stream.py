@@ -180,20 +180,22 @@ def stream_image(
     Raises:
         DestinationError: ``retryable`` says whether another try can help.
         IntegrityError: the staged image, or what the destination gave back, is damaged.
+        GroupStopping: the cluster takes the disk away.
         Cancelled: between two chunks.
     """
     copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
         return copy
     path = opened.staged_path(image)
-    try:
-        outgoing = StagedOutgoing(image, path, cancel=cancel)
-        return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
-    except StagedDamage:
-        # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
-        set_aside(path)
-        log.warning("image %s is damaged on staging: set aside", image.image)
-        raise
+    with opened.working_on(back_group=opened.back_group_of(image), cancel=cancel) as narrower:
+        try:
+            outgoing = StagedOutgoing(image, path, cancel=narrower)
+            return make_copy(opened, outgoing, destination, progress=progress, cancel=narrower)
+        except StagedDamage:
+            # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
+            set_aside(path)
+            log.warning("image %s is damaged on staging: set aside", image.image)
+            raise
 
 
 def made_before(
