@@ -17,6 +17,7 @@ from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.move import require_handed_over
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.ownership import watched
 from nightferry.ops.run import run_lock
 from nightferry.ops.stream import owed
 from nightferry.plan.balance import longest_first
@@ -38,6 +39,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
 
     Raises:
         GateClosed: the disk is still with the node that staged last.
+        NotOwner: the disk went to somebody else meanwhile.
     """
     with at_work():
         here = opened(site)
@@ -47,11 +49,12 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
         with (
             run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL),
             here.disk(back_group).read_lease(f"stage two of {run or back_group}"),
+            watched(here, back_group, CANCEL) as owned,
         ):
             require_handed_over(here, back_group)
             with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
                 states = _all_destinations(pool, site, back_group, names)
-            CANCEL.check()
+            owned.check()
             for name, state in zip(names, states, strict=True):
                 if state.is_completed():
                     # When all have ended, so that every copy of the catalog knows all copies of the night.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
@@ -36,6 +36,9 @@ from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED
 from nightferry.plan.staging import CopyPolicy
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
+
+if TYPE_CHECKING:
+    from nightferry.ops.ownership import Watch
 
 DEFAULT_STREAMS = 4
 """Images written to a folder at once when the site file does not say."""
@@ -62,6 +65,11 @@ class OpenSite:
         self._throttles: dict[str, Throttle] = {}
         self.held: dict[str, RunLock] = {}
         """BACK groups whose run lock this process holds; see ``ops.run.run_lock``."""
+        self.watches: dict[str, Watch] = {}
+        """BACK groups whose disks this process works on; see ``ops.ownership.watched``."""
+        self.watch_lock = threading.Lock()
+        self.recheck_s = 5.0
+        """Seconds between two looks at a disk that is worked on."""
 
     # -- the parts ----------------------------------------------------------------------------
 
