@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, time, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -138,14 +138,6 @@ class _DestinationBase(Section):
     retention: Retention | None = None
     """Overrides the site's."""
     encode: Encode | None = None
-
-    def rate_at(self, local: time) -> float | None:
-        """Bytes a second allowed at this site time; None when there is no limit."""
-        if not self.bandwidth:
-            return None
-        begun = [step for step in self.bandwidth if step.start <= local]
-        step = begun[-1] if begun else self.bandwidth[-1]
-        return step.bytes_per_s or None
 
     def deadline_after(self, window_start: datetime) -> datetime | None:
         """The first moment after ``window_start`` (aware, in site time) at which an owed copy is missing."""

@@ -23,6 +23,7 @@ from nightferry.model.destinations import (
 from nightferry.model.fields import (
     AbsolutePath,
     BackGroupName,
+    Bandwidth,
     KeepFree,
     SafeName,
     SecretRef,
@@ -77,6 +78,9 @@ class StagingSettings(Section):
     verify: Verify = "sample:1%"
     """What is read back before the gate; the passive node checks every byte while it streams."""
     keep_free: KeepFree = "5 %"
+    bandwidth: Bandwidth = ()
+    """What all streams of stage one together may write a second, by site time: the store's users read from
+    the same disks."""
     restricted: bool = True
     """Images readable by their owner alone (0700, 0600)."""
 

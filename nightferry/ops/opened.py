@@ -25,6 +25,7 @@ from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
+from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings
@@ -197,14 +198,20 @@ class OpenSite:
 
     def throttle(self, destination: str) -> Throttle | None:
         """The destination's bandwidth timetable, shared by all its lanes; None when it has none."""
-        timetable = self.site.destination(destination).bandwidth
+        return self._throttle(destination, self.site.destination(destination).bandwidth)
+
+    def staging_throttle(self) -> Throttle | None:
+        """Stage one's bandwidth timetable, shared by all its streams; None when it has none."""
+        return self._throttle("", self.site.staging.bandwidth)
+
+    def _throttle(self, name: str, timetable: tuple[BandwidthStep, ...]) -> Throttle | None:
         if not timetable:
             return None
         with self._lock:
-            if destination not in self._throttles:
-                entries = tuple((step.start, step.bytes_per_s or None) for step in timetable)
-                self._throttles[destination] = Throttle(Timetable(entries, self.site.tz), clock=self.clock)
-            return self._throttles[destination]
+            if name not in self._throttles:
+                entries = tuple((step.start, step.bytes_per_s) for step in timetable)
+                self._throttles[name] = Throttle(Timetable(entries, self.site.tz), clock=self.clock)
+            return self._throttles[name]
 
     def scratch_folder(self, back_group: str) -> Path:
         """Where on the BACK disk what lives shorter than its process may lie."""

@@ -341,6 +341,7 @@ def _reserve(
             settings=opened.ring_settings(),
             expected_bytes=size_bytes,
             meter=meter,
+            throttle=opened.staging_throttle(),
             cancel=cancel,
             mode=0o600 if opened.site.staging.restricted else 0o640,
         )

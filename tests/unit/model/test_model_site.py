@@ -369,6 +369,7 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         ("America/Chicago", "Mars/Base", "site.timezone: no time zone"),
         ('vanished = "any"', 'vanished = "some"', "groups[SG1].tolerate.vanished: must be a number"),
         ('"20:00 50 MiB/s"', '"20:00 50"', "destinations[cloud].bandwidth: not a rate"),
+        ('"20:00 50 MiB/s"', '"20:00 0 MiB/s"', "bandwidth: in '20:00 0 MiB/s': nothing would ever move"),
         ('"06:00 5 MiB/s"', '"20:00 5 MiB/s"', "destinations[cloud].bandwidth: two limits"),
         ('path = "/srv/vtl"', 'path = "vtl"', "destinations[tape].library.path: not an absolute path"),
         (
@@ -532,12 +533,11 @@ def test_an_fsspec_option_that_looks_like_a_secret_must_be_a_reference():
     assert folder.options == {"password": "env:P", "timeout": 5}
 
 
-def test_bandwidth_follows_the_clock_and_wraps_at_midnight():
-    cloud = parse_site(CONTRACT).destination("cloud")
-    assert cloud.rate_at(time(21)) == 50 * MIB
-    assert cloud.rate_at(time(5, 59)) == 50 * MIB
-    assert cloud.rate_at(time(6)) == 5 * MIB
-    assert parse_site(CONTRACT).destination("tape").rate_at(time(6)) is None
+def test_a_bandwidth_is_steps_by_time_of_day():
+    site = parse_site(CONTRACT.replace("50 MiB/s", "unlimited"))
+    steps = [(step.start, step.bytes_per_s) for step in site.destination("cloud").bandwidth]
+    assert steps == [(time(6), 5 * MIB), (time(20), None)]
+    assert site.destination("tape").bandwidth == site.staging.bandwidth == ()
 
 
 def test_a_deadline_is_a_time_of_day_or_a_span():
