@@ -183,6 +183,12 @@ class NotOwner(ClusterError):
     default_hint = "run on the node that owns the BACK group; `nightferry cluster view` names it"
 
 
+class GroupStopping(ClusterError):
+    """The cluster takes a group away from this node; our files on its disks were closed."""
+
+    default_hint = "rerun when the cluster has started it elsewhere; `nightferry cluster view` shows where"
+
+
 class CatalogError(NightferryError):
     """The catalog cannot be read or written."""
 

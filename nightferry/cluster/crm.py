@@ -114,7 +114,8 @@ class Pin:
         return self.score == "-INFINITY"
 
     def __str__(self) -> str:
-        return f"{self.id} {'bans' if self.is_ban else 'keeps'} {self.resource} {'from' if self.is_ban else 'on'} {self.node}"
+        verb = "keeps {} away from {}" if self.is_ban else "pins {} to {}"
+        return f"{self.id} {verb.format(self.resource, self.node)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ def read_actions(xml: bytes) -> tuple[Action, ...]:
         Action(
             a.get("action", ""),
             a.get("resource", ""),
-            a.get("source") or a.get("node", ""),
+            a.get("source", "") or a.get("node", ""),
             a.get("dest", ""),
         )
         for a in root.findall("actions/rsc_action")
@@ -330,9 +331,9 @@ def _pairs(parent: ET.Element | None, block: str) -> dict[str, str]:
 
 def _pin(element: ET.Element) -> Pin:
     expression = element.find("rule/expression[@attribute='#uname']")
-    node = element.get("node") or (expression.get("value", "") if expression is not None else "")
     rule = element.find("rule")
-    score = element.get("score") or (rule.get("score", "") if rule is not None else "")
+    node = element.get("node", "") or (expression.get("value", "") if expression is not None else "")
+    score = element.get("score", "") or (rule.get("score", "") if rule is not None else "")
     return Pin(_name(element, "id"), element.get("rsc", ""), node, score)
 
 

@@ -46,7 +46,10 @@ class PacemakerSettings(_ClusterBase):
     """Pacemaker, asked with its own tools on the node where nightferry runs."""
 
     kind: Literal["pacemaker"]
-    allow_without_fencing: bool = False
+    allow_without_fencing: Annotated[bool, Field(strict=True)] = False
+    """Move a disk although a lost node would not be fenced off; every such move is recorded."""
+    move_deadline: Annotated[Duration, Field(gt=0)] = 300.0
+    """Within this time a group stops, starts on the other node and is seen there."""
 
 
 GroupState = Literal["started", "stopped", "moving", "failed", "unknown"]

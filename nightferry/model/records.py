@@ -208,6 +208,8 @@ class ConstraintRecord(Record):
     """The resource group."""
     node: str
     """Where it pins the group, as the site calls the node."""
+    before: str = ""
+    """Where the constraint of ours that it replaces pinned the group."""
     state: Literal["placed", "taken back"]
     run: str
     at: AwareDatetime

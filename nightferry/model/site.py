@@ -37,7 +37,6 @@ from nightferry.model.fields import (
 from nightferry.model.names import choose, split_store
 from nightferry.model.nodes import (
     ClusterSettings,
-    CommandClusterSettings,
     LocalClusterSettings,
     NodeSettings,
     NodeSpec,
@@ -276,8 +275,6 @@ def _undelivered(site: Site) -> list[str]:
     found: list[str] = []
     if "://" in site.site.catalog:
         found.append("site.catalog: a catalog in an object store")
-    if not isinstance(site.cluster, LocalClusterSettings | CommandClusterSettings):
-        found.append(f"cluster.kind: {site.cluster.kind} clusters")
     for group in site.groups:
         if group.postgres is not None:
             found.append(f"groups[{group.name}].postgres: PostgreSQL storage groups")

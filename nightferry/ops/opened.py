@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, assert_never
@@ -20,23 +21,27 @@ from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
+from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
-from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
+from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, NotOwner, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
-from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings
+from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
 from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
-from nightferry.ops.register import CatalogRegister
+from nightferry.ops.register import CatalogConstraints, CatalogRegister
 from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
+
+NODE_VARIABLE = "NIGHTFERRY_NODE"
+"""Names the node that a process works on, where the machine's own name does not."""
 
 if TYPE_CHECKING:
     from nightferry.ops.ownership import Watch
@@ -86,9 +91,7 @@ class OpenSite:
         groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
         match settings:
             case LocalClusterSettings():
-                return LocalCluster(
-                    state_path=self.site.cluster_state_path, nodes=self.site.nodes, groups=groups
-                )
+                return LocalCluster(self.site.cluster_state_path, self.site.nodes, groups)
             case CommandClusterSettings():
                 from nightferry.cluster.command import CommandCluster
                 from nightferry.cluster.verbs import verbs
@@ -101,8 +104,41 @@ class OpenSite:
                     preset=settings.preset or "",
                     clock=self.clock,
                 )
+            case PacemakerSettings():
+                from nightferry.cluster.pacemaker import PacemakerCluster
+
+                return PacemakerCluster(
+                    self.site.nodes,
+                    groups,
+                    CatalogConstraints(self.catalog, self.clock),
+                    allow_without_fencing=settings.allow_without_fencing,
+                    move_s=settings.move_deadline,
+                )
             case _:
-                raise NotInThisRelease(f"cluster kind {settings.kind!r} is not in this release")
+                assert_never(settings)
+
+    @cached_property
+    def here(self) -> str | None:
+        """The node this process runs on, by ``NIGHTFERRY_NODE`` or as the cluster knows this machine; None where
+        one machine plays every node.
+
+        Raises:
+            ConfigError: ``NIGHTFERRY_NODE`` names none of the site's nodes.
+            ClusterError: the cluster does not know this machine.
+        """
+        named = os.environ.get(NODE_VARIABLE)
+        return self.site.node(named).name if named else self.cluster.here
+
+    def require_here(self, node: str, what: str) -> None:
+        """Raises:
+        NotOwner: ``what`` belongs to another node than this one.
+        """
+        if self.here not in (None, node):
+            raise NotOwner(
+                f"{what} is the work of {node}; this is {self.here}",
+                hint=f"run the same command on {node}",
+                subject=node,
+            )
 
     def active_node(self, back_group: str) -> str:
         """The node that stages: where the service of the BACK group's storage groups is now.
@@ -123,6 +159,11 @@ class OpenSite:
     def disk(self, back_group: str) -> BackDisk:
         """The BACK group's disk, as it is mounted here."""
         return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
+
+    def leases(self, back_group: str) -> Leases:
+        """Who reads from the BACK group's disk, on any node."""
+        name = self.site.back_group(back_group).name
+        return Leases(self.site.catalog_path / "locks" / f"{name}.readers", name, self.clock)
 
     def back_group_of(self, image: ImageRecord) -> str:
         """The BACK group that the image was staged on.

@@ -124,8 +124,9 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
     """The BACK disk's token, which names the run's node.
 
     Raises:
-        NotOwner: it names another node.
+        NotOwner: it names another node, or this is another one.
     """
+    opened.require_here(run.node, f"stage one of {run.run}")
     token = opened.disk(run.back_group).owner()
     if token is None or token.node != run.node:
         owner = token.node if token else "nobody"

@@ -224,13 +224,6 @@ def test_copies_on_tape_stay_plain():
     assert f"line {line_of(text, line)}:" in error.message
 
 
-def test_clusters_of_later_releases_parse_and_are_named():
-    site = parse_site(
-        SMALL.replace("[cluster]\n", '[cluster]\nkind = "pacemaker"\nallow_without_fencing = false\n')
-    )
-    assert site.undelivered()[0].startswith("cluster.kind")
-
-
 COMMANDS = """\
 where = ["/usr/bin/groups", "{group}"]
 move = ["/usr/bin/groups", "{group}", "{node}", "{source}"]
