@@ -13,13 +13,14 @@ from blocks.site import Site
 from flows.part import part
 from nightferry.errors import ConfigError
 from nightferry.model.records import RunRecord
+from nightferry.ops.hooks import hooked
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.ownership import watched
 from nightferry.ops.run import due_stores
 from nightferry.ops.stage import require_owner
 from nightferry.plan.batches import batches
 from nightferry.plan.window import start_delays
-from tasks.bridge import CANCEL, at_work, opened
+from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.runner import threads
 from tasks.stage import stage_batch, stage_store
 
@@ -47,11 +48,21 @@ def stage_one_flow(site: Site, run: str, stagger: bool = True) -> State[Any]:
                 f"stage one of {run} runs only inside its night",
                 hint="start two-stage-backup with stage = one",
             )
-        with watched(here, record.back_group, CANCEL, require_owner(here, record)):
-            futures = _submit(here, site, record, stagger)
-            wait(futures)
-        CANCEL.check()
-        failures = here.catalog.failures(run)
+        with hooked(
+            here,
+            "stage-one",
+            record.back_group,
+            run=run,
+            node=record.node,
+            progress=PrefectProgress(),
+            cancel=CANCEL,
+        ) as around:
+            with watched(here, record.back_group, CANCEL, require_owner(here, record)):
+                futures = _submit(here, site, record, stagger)
+                wait(futures)
+            CANCEL.check()
+            failures = here.catalog.failures(run)
+            around.result = "partial" if failures else "whole"
         if failures:
             named = ", ".join(f"{failure.group}/{failure.store}" for failure in failures)
             return Failed(name=PARTIAL, message=f"not staged: {named}")

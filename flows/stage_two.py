@@ -15,6 +15,7 @@ from blocks.site import Site
 from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
+from nightferry.ops.hooks import hooked
 from nightferry.ops.move import require_handed_over
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.ownership import watched
@@ -52,8 +53,18 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
             here.leases(back_group).read(f"stage two of {run or back_group}"),
         ):
             require_handed_over(here, back_group)
-            with watched(here, back_group, CANCEL) as owned:
-                states = _deliver(site, here, back_group, names, owned)
+            with hooked(
+                here,
+                "stage-two",
+                back_group,
+                run=run or "",
+                node=here.cluster.where(back_group),
+                progress=PrefectProgress(),
+                cancel=CANCEL,
+            ) as around:
+                with watched(here, back_group, CANCEL) as owned:
+                    states = _deliver(site, here, back_group, names, owned)
+                around.result = "whole" if all(state.is_completed() for state in states) else "partial"
         failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]
         if failed:
             return Failed(name=COPY_MISSING, message=f"copies are missing at {', '.join(failed)}")

@@ -42,6 +42,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *_catalog(opened),
             *surroundings.clock(opened),
             *_cluster(opened),
+            *surroundings.hooks(opened),
             *_destinations(opened),
             *_restore_roots(opened),
             *surroundings.packages(),

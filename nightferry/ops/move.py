@@ -8,6 +8,7 @@ from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import BusyError, ClusterError, GateClosed, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
+from nightferry.ops.hooks import hooked
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.progress import Cancel, Progress
 
@@ -168,8 +169,9 @@ def _move(
     cancel.check()
     with opened.leases(back_group).exclusive():
         if not plan.is_noop:
-            progress.say(f"moving {back_group} from {plan.source} to {target}")
-            opened.cluster.move(plan, run=run, cancel=cancel)
+            with hooked(opened, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
+                progress.say(f"moving {back_group} from {plan.source} to {target}")
+                opened.cluster.move(plan, run=run, cancel=cancel)
         if opened.cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
         if opened.here not in (None, target):

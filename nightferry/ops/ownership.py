@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nightferry.cluster.disk import OwnerToken
 from nightferry.cluster.mount import mount_of
-from nightferry.errors import ClusterError, NotOwner
+from nightferry.errors import Cancelled, ClusterError, NotOwner
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel
 
@@ -47,7 +47,8 @@ class Watch:
         self._mount = mount_of(self._path)
         self._every_s = every_s
         self._answered = time.monotonic()
-        self._lost: NotOwner | None = None
+        self._lost = ""
+        self._to_stop: list[Cancel] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, daemon=True, name=f"owner {back_group}")
         self.confirm()
@@ -58,14 +59,25 @@ class Watch:
     def end(self) -> None:
         self._end.set()
 
+    @contextmanager
+    def stopping(self, cancel: Cancel) -> Iterator[None]:
+        """While the block runs, ``cancel`` is set when the disk is lost."""
+        self._to_stop.append(cancel)
+        if self._lost:
+            cancel.set(self._lost)
+        try:
+            yield
+        finally:
+            self._to_stop.remove(cancel)
+
     def require(self) -> None:
         """Costs nothing: tells what the last look found.
 
         Raises:
             NotOwner: the disk is not ours any more.
         """
-        if self._lost is not None:
-            raise self._lost
+        if self._lost:
+            raise NotOwner(self._lost, subject=self._back_group)
 
     def confirm(self) -> None:
         """Looks at the disk now, before something that cannot be taken back.
@@ -80,8 +92,8 @@ class Watch:
                 raise ClusterError(f"{here} is where {self._mount} was")
             self._opened.disk(self._back_group).confirm(self.token)
         except ClusterError as error:
-            self._lost = self._not_owner(error.message)
-            raise self._lost from error
+            self._lose(error.message)
+        self.require()
 
     def look(self) -> None:
         """Looks at the disk and asks the cluster.
@@ -95,16 +107,16 @@ class Watch:
         except ClusterError as error:
             silent_s = time.monotonic() - self._answered
             log.warning("the cluster does not say who owns %s: %s", self._back_group, error.message)
-            if silent_s < SILENT_S:
-                return
-            self._lost = self._not_owner(f"the cluster gave no answer for {silent_s:.0f} s: {error.message}")
-            raise self._lost from error
+            if silent_s >= SILENT_S:
+                self._lose(f"the cluster gave no answer for {silent_s:.0f} s: {error.message}")
+            self.require()
+            return
         self._answered = time.monotonic()
         group = view.group(self._back_group)
         if not view.quorate:
-            self._lost = self._not_owner("the cluster lost its quorum")
+            self._lose("the cluster lost its quorum")
         elif group is not None and group.state == "started" and group.owner != self.token.node:
-            self._lost = self._not_owner(f"the cluster runs it on {group.owner}")
+            self._lose(f"the cluster runs it on {group.owner}")
         self.require()
 
     def _keep_looking(self) -> None:
@@ -115,52 +127,21 @@ class Watch:
                 log.error("%s", error)
                 return
             except Exception as error:
-                self._lost = self._not_owner(f"{type(error).__name__}: {error}")
+                self._lose(f"{type(error).__name__}: {error}")
                 log.exception("the disk of %s cannot be watched", self._back_group)
                 return
 
-    def _not_owner(self, why: str) -> NotOwner:
-        return NotOwner(
-            f"the disk of {self._back_group} is not {self.token.node}'s any more: {why}",
-            subject=self._back_group,
-        )
-
-
-class OwnedCancel(Cancel):
-    """Also stops what works on a disk that was lost."""
-
-    def __init__(self, outer: Cancel, watch: Watch) -> None:
-        super().__init__()
-        self._outer = outer
-        self._watch = watch
-
-    def set(self, reason: str) -> None:
-        self._outer.set(reason)
-
-    def is_set(self) -> bool:
-        return self._outer.is_set()
-
-    def check(self) -> None:
-        """Raises:
-        NotOwner: the disk is not ours any more.
-        Cancelled: a stop was asked for.
-        """
-        self._outer.check()
-        self._watch.require()
-
-    def wait(self, seconds: float) -> None:
-        ends = time.monotonic() + seconds
-        while (left := ends - time.monotonic()) > 0:
-            self._outer.wait(min(left, 1.0))
-            self._watch.require()
-        self.check()
+    def _lose(self, why: str) -> None:
+        self._lost = f"the disk of {self._back_group} is not {self.token.node}'s any more: {why}"
+        for cancel in list(self._to_stop):
+            cancel.set(self._lost)
 
 
 @contextmanager
 def watched(
     opened: OpenSite, back_group: str, cancel: Cancel, token: OwnerToken | None = None
-) -> Iterator[OwnedCancel]:
-    """Watches a BACK disk while the block works on it; the block stops where it looks at the given cancel.
+) -> Iterator[Cancel]:
+    """Watches a BACK disk while the block works on it; gives what the block must look at to know when to stop.
 
     Blocks inside one another and beside one another share one watch, which goes by the token that the first
     began with.
@@ -172,7 +153,7 @@ def watched(
         token: Whose disk it must be; the present owner's when None.
 
     Raises:
-        NotOwner: the disk is nobody's, or not the token's holder's.
+        NotOwner: the disk is nobody's, or not the token's holder's, before the block or while it ran.
     """
     with opened.watch_lock:
         watch = opened.watches.get(back_group)
@@ -185,7 +166,13 @@ def watched(
             opened.watches[back_group] = watch
         watch.users += 1
     try:
-        yield OwnedCancel(cancel, watch)
+        with cancel.narrower() as part, watch.stopping(part):
+            try:
+                yield part
+            except Cancelled:
+                if not cancel.is_set():
+                    watch.require()
+                raise
     finally:
         with opened.watch_lock:
             watch.users -= 1

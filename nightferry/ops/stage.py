@@ -32,7 +32,7 @@ from nightferry.model.names import image_name
 from nightferry.model.records import FailureRecord, ImageRecord, ImageState, Outcomes, RunRecord
 from nightferry.model.stores import StoreRef, Tolerate
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.ownership import OwnedCancel, confirm, watched
+from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.room import free_room, free_staging, remove_staged, side_path
 from nightferry.ops.run_log import log_image
 from nightferry.ops.sources import open_source
@@ -85,7 +85,7 @@ def _stage(
     image: str,
     *,
     progress: Progress,
-    cancel: OwnedCancel,
+    cancel: Cancel,
 ) -> ImageRecord:
     group, store = definition.group.name, definition.store.name
     known = opened.catalog.latest(ImageRecord, image)
@@ -189,14 +189,11 @@ def _write(
     _discard(target)
     try:
         return _write_image(opened, run, definition, target, progress=progress, cancel=cancel)
-    except NotOwner:
-        progress.end(definition.name, "failed")
-        raise
     except BaseException as error:
+        progress.end(definition.name, "cancelled" if isinstance(error, Cancelled) else "failed")
         # What fails on a disk that was lost failed because of that, and there is nothing of ours to clear.
         confirm(opened, run.back_group)
         _discard(target)
-        progress.end(definition.name, "cancelled" if isinstance(error, Cancelled) else "failed")
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise StagingFull(
                 f"no room left on {opened.site.back_group(run.back_group).path} for {definition.name}",
@@ -204,6 +201,16 @@ def _write(
                 operation="stage",
             ) from error
         raise
+
+
+def _give_up(opened: OpenSite, run: RunRecord, sink: DirectWriter) -> None:
+    """Takes a half-written image away; on a disk that is not ours any more nothing is changed."""
+    try:
+        confirm(opened, run.back_group)
+    except NotOwner:
+        sink.abandon()
+        raise
+    sink.abort()
 
 
 def _discard(target: Path) -> None:
@@ -252,11 +259,8 @@ def _write_image(
                 with closing(ImageWriter(sink, header, spill_directory=scratch)) as writer:
                     source.write(writer, progress=progress, cancel=cancel, subject=subject)
                     summary = writer.finish()
-            except NotOwner:
-                sink.abandon()
-                raise
             except BaseException:
-                sink.abort()
+                _give_up(opened, run, sink)
                 raise
     finally:
         source.close()

@@ -31,7 +31,7 @@ from nightferry.errors import (
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, encoded, open_copy
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.ownership import OwnedCancel, confirm, watched
+from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.room import set_aside, side_path
 from nightferry.ops.stage import proven_chunks, read_index
 from nightferry.progress import Cancel, Progress
@@ -201,7 +201,7 @@ def _from_staging(
     destination: str,
     *,
     progress: Progress,
-    cancel: OwnedCancel,
+    cancel: Cancel,
 ) -> CopyRecord:
     try:
         outgoing = StagedOutgoing(image, path, cancel=cancel)
