@@ -53,16 +53,20 @@ def part_sizes(
 
 
 class Memory:
-    """A count of bytes that several threads share."""
+    """Buffers that several threads share, a bounded sum of bytes; those given back are used again.
+
+    A fresh buffer costs more than filling it: the system zeroes every page of it first.
+    """
 
     def __init__(self, size_bytes: int = MEMORY_BYTES) -> None:
         self.size_bytes = size_bytes
         self.most_taken = 0
         self._taken = 0
+        self._kept: list[bytearray] = []
         self._turn = threading.Condition()
 
-    def take(self, count: int, cancel: Cancel) -> None:
-        """Waits until ``count`` bytes are free and takes them.
+    def take(self, count: int, cancel: Cancel) -> bytearray:
+        """Waits until ``count`` bytes are free and takes them. What they hold is anything.
 
         Raises:
             Cancelled: a stop was asked for meanwhile.
@@ -73,10 +77,19 @@ class Memory:
                 self._turn.wait(0.2)
             self._taken += count
             self.most_taken = max(self.most_taken, self._taken)
+            for number, buffer in enumerate(self._kept):
+                if len(buffer) == count:
+                    return self._kept.pop(number)
+            while self._kept and self._taken + sum(map(len, self._kept)) > self.size_bytes:
+                self._kept.pop(0)
+        return bytearray(count)
 
-    def give(self, count: int) -> None:
+    def give(self, buffer: bytearray, count: int) -> None:
+        """Gives back what was taken as ``count`` bytes; one that was cut shorter is not kept."""
         with self._turn:
             self._taken -= count
+            if len(buffer) == count:
+                self._kept.append(buffer)
             self._turn.notify_all()
 
 
@@ -85,13 +98,13 @@ class Part:
     """A part in memory; ``drop`` it when it has been sent."""
 
     number: int
-    data: bytes
+    data: bytearray
     memory: Memory
     reserved: int
 
     def drop(self) -> None:
-        self.data = b""
-        self.memory.give(self.reserved)
+        buffer, self.data = self.data, bytearray()
+        self.memory.give(buffer, self.reserved)
 
 
 def cut(
@@ -109,10 +122,8 @@ def cut(
     for number, size in enumerate(sizes, 1):
         if left is not None:
             size = min(size, max(left, 1))
-        memory.take(size, cancel)
-        part = Part(number, b"", memory, size)
-        # A BytesIO gives its bytes away without a copy; of a bytearray the signer would make one of its own.
-        buffer, filled = _room(size), 0
+        part = Part(number, memory.take(size, cancel), memory, size)
+        filled = 0
         try:
             while filled < size:
                 if not rest:
@@ -121,12 +132,10 @@ def cut(
                         break
                     continue
                 step = min(len(rest), size - filled)
-                buffer.write(rest[:step])
+                part.data[filled : filled + step] = rest[:step]
                 rest = rest[step:]
                 filled += step
-            buffer.truncate(filled)
-            part.data = buffer.getvalue()
-            del buffer
+            del part.data[filled:]
         except BaseException:
             part.drop()
             raise
@@ -143,15 +152,6 @@ def cut(
         raise DestinationError(
             "the stream is longer than an object of this many parts", hint="shard the store"
         )
-
-
-def _room(size_bytes: int) -> io.BytesIO:
-    """A buffer that has its size already: one that grows would be moved again and again."""
-    buffer = io.BytesIO()
-    buffer.seek(size_bytes - 1)
-    buffer.write(b"\0")
-    buffer.seek(0)
-    return buffer
 
 
 def _more(rest: memoryview | None, pieces: Iterator[memoryview]) -> bool:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from nightferry.destination.s3.bucket import Bucket, Head
 from nightferry.errors import IntegrityError
+from nightferry.transfer.ring import Buffers
 from nightferry.units import MIB
 
 RANGE_BYTES = 8 * MIB
@@ -33,7 +34,10 @@ class ObjectReader:
 
     def read(self, offset: int, length: int) -> bytes:
         self._require_inside(offset, length)
-        return bytes(self._get(offset, bytearray(length)))
+        data = bytearray(length)
+        if length:
+            self._get(offset, memoryview(data))
+        return bytes(data)
 
     def stream(self, offset: int, length: int) -> Iterator[memoryview]:
         self._require_inside(offset, length)
@@ -44,21 +48,31 @@ class ObjectReader:
             (start, min(self._range_bytes, offset + length - start))
             for start in range(offset, offset + length, self._range_bytes)
         )
-        ahead: deque[Future[bytearray]] = deque()
-        with ThreadPoolExecutor(min(RANGES, max(1, len(ranges))), thread_name_prefix="s3-range") as threads:
-            try:
-                while ranges or ahead:
-                    while ranges and len(ahead) < RANGES:
-                        start, count = ranges.popleft()
-                        ahead.append(threads.submit(self._get, start, bytearray(count)))
-                    yield memoryview(ahead.popleft().result())
-            finally:
-                for future in ahead:
-                    future.cancel()
+        if not ranges:
+            return
+        under_way = min(RANGES, len(ranges))
+        buffers = Buffers(min(RANGES + 1, len(ranges)), ranges[0][1])
+        ahead: deque[tuple[memoryview, Future[memoryview]]] = deque()
+        try:
+            with ThreadPoolExecutor(under_way, thread_name_prefix="s3-range") as threads:
+                try:
+                    while ranges or ahead:
+                        while ranges and buffers.free:
+                            start, count = ranges.popleft()
+                            buffer = buffers.free.pop()
+                            ahead.append((buffer, threads.submit(self._get, start, buffer[:count])))
+                        buffer, piece = ahead.popleft()
+                        yield piece.result()
+                        buffers.free.append(buffer)
+                finally:
+                    for _, piece in ahead:
+                        piece.cancel()
+        finally:
+            ahead.clear()
+            buffers.close()
 
-    def _get(self, offset: int, into: bytearray) -> bytearray:
-        if into:
-            self._bucket.get_range(self._path, offset, memoryview(into), self._head.etag, self.size_bytes)
+    def _get(self, offset: int, into: memoryview) -> memoryview:
+        self._bucket.get_range(self._path, offset, into, self._head.etag, self.size_bytes)
         return into
 
     def _require_inside(self, offset: int, length: int) -> None:
