@@ -75,22 +75,34 @@ class Memory:
             while self._taken + count > self.size_bytes:
                 cancel.check()
                 self._turn.wait(0.2)
-            self._taken += count
-            self.most_taken = max(self.most_taken, self._taken)
-            for number, buffer in enumerate(self._kept):
-                if len(buffer) == count:
-                    return self._kept.pop(number)
-            while self._kept and self._taken + sum(map(len, self._kept)) > self.size_bytes:
-                self._kept.pop(0)
-        return bytearray(count)
+            return self._buffer(count)
+
+    def take_now(self, count: int, *, owed: bool = False) -> bytearray | None:
+        """The same without waiting: None when they are not free, unless they are ``owed``, free or not."""
+        with self._turn:
+            free = self._taken + count <= self.size_bytes
+            return self._buffer(count) if free or owed else None
 
     def give(self, buffer: bytearray, count: int) -> None:
         """Gives back what was taken as ``count`` bytes; one that was cut shorter is not kept."""
         with self._turn:
-            self._taken -= count
-            if len(buffer) == count:
+            if len(buffer) == count and self._taken + self._kept_bytes() <= self.size_bytes:
                 self._kept.append(buffer)
+            self._taken -= count
             self._turn.notify_all()
+
+    def _buffer(self, count: int) -> bytearray:
+        self._taken += count
+        self.most_taken = max(self.most_taken, self._taken)
+        for number, buffer in enumerate(self._kept):
+            if len(buffer) == count:
+                return self._kept.pop(number)
+        while self._kept and self._taken + self._kept_bytes() > self.size_bytes:
+            self._kept.pop(0)
+        return bytearray(count)
+
+    def _kept_bytes(self) -> int:
+        return sum(map(len, self._kept))
 
 
 @dataclass(slots=True)

@@ -7,23 +7,35 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from nightferry.destination.s3.bucket import Bucket, Head
+from nightferry.destination.s3.parts import Memory
 from nightferry.errors import IntegrityError
-from nightferry.transfer.ring import Buffers
 from nightferry.units import MIB
 
-RANGE_BYTES = 8 * MIB
+RANGE_BYTES = 16 * MIB
+"""Bytes of one request of a stream: each costs the client two milliseconds beside them."""
 RANGES = 4
-"""Ranges of one stream under way at once; with the one handed out that is its memory, 40 MiB."""
+"""Ranges of one stream under way at once."""
+READ_AHEAD_BYTES = 64 * MIB
+"""What all streams of a destination together read ahead."""
 
 
 class ObjectReader:
     """See ``ByteReader``. The object is the one that was opened, or reading fails: every range names its ETag.
 
-    A stream's memory is ``(RANGES + 1) * RANGE_BYTES``.
+    Args:
+        bucket: Where it is.
+        path: Below the prefix.
+        head: What it said when it was opened.
+        memory: Of all readers of the destination. A stream has one range whatever the others took; further
+            ones are read ahead while there is room.
+        range_bytes: Of a stream's requests.
     """
 
-    def __init__(self, bucket: Bucket, path: str, head: Head, *, range_bytes: int = RANGE_BYTES) -> None:
+    def __init__(
+        self, bucket: Bucket, path: str, head: Head, *, memory: Memory, range_bytes: int = RANGE_BYTES
+    ) -> None:
         self._bucket = bucket
+        self._memory = memory
         self._path = path
         self._head = head
         self._range_bytes = range_bytes
@@ -48,28 +60,27 @@ class ObjectReader:
             (start, min(self._range_bytes, offset + length - start))
             for start in range(offset, offset + length, self._range_bytes)
         )
-        if not ranges:
-            return
-        under_way = min(RANGES, len(ranges))
-        buffers = Buffers(min(RANGES + 1, len(ranges)), ranges[0][1])
-        ahead: deque[tuple[memoryview, Future[memoryview]]] = deque()
+        size = min(self._range_bytes, length)
+        ahead: deque[tuple[bytearray, Future[memoryview]]] = deque()
         try:
-            with ThreadPoolExecutor(under_way, thread_name_prefix="s3-range") as threads:
+            with ThreadPoolExecutor(RANGES, thread_name_prefix="s3-range") as threads:
                 try:
                     while ranges or ahead:
-                        while ranges and buffers.free:
+                        while ranges and len(ahead) < RANGES:
+                            buffer = self._memory.take_now(size, owed=not ahead)
+                            if buffer is None:
+                                break
                             start, count = ranges.popleft()
-                            buffer = buffers.free.pop()
-                            ahead.append((buffer, threads.submit(self._get, start, buffer[:count])))
-                        buffer, piece = ahead.popleft()
-                        yield piece.result()
-                        buffers.free.append(buffer)
+                            into = memoryview(buffer)[:count]
+                            ahead.append((buffer, threads.submit(self._get, start, into)))
+                        yield ahead[0][1].result()
+                        self._memory.give(ahead.popleft()[0], size)
                 finally:
                     for _, piece in ahead:
                         piece.cancel()
         finally:
-            ahead.clear()
-            buffers.close()
+            for buffer, _ in ahead:
+                self._memory.give(buffer, size)
 
     def _get(self, offset: int, into: memoryview) -> memoryview:
         self._bucket.get_range(self._path, offset, into, self._head.etag, self.size_bytes)
