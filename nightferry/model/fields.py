@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from nightferry.model.names import is_back_group, is_safe
+from nightferry.model.secrets import is_reference
 from nightferry.units import parse_duration, parse_percent, parse_rate, parse_size
 
 _TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
@@ -108,7 +109,7 @@ def _argv(value: tuple[str, ...]) -> tuple[str, ...]:
 
 def _secret_reference(value: str) -> str:
     """The value is never repeated in the message: it may be the secret itself."""
-    if not re.fullmatch(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:/.+|block:[a-z0-9-]+)", value):
+    if not is_reference(value):
         raise ValueError("a secret is never written here; write env:NAME, file:/PATH or block:NAME")
     return value
 

@@ -15,7 +15,6 @@ from pydantic import Field
 from nightferry.errors import ConfigError, NotInThisRelease
 from nightferry.model.destinations import (
     Destination,
-    FsspecSettings,
     Retention,
     TapeSettings,
     VirtualLibrary,
@@ -285,9 +284,7 @@ def _undelivered(site: Site) -> list[str]:
                 found.append(f"groups[{group.name}].stores[{store.name}].kind: {store.kind} stores")
     for destination in site.destinations:
         place = f"destinations[{destination.name}]"
-        if isinstance(destination, FsspecSettings) and not destination.url.startswith("file://"):
-            found.append(f"{place}.url: fsspec destinations other than file://")
-        elif isinstance(destination, TapeSettings) and not isinstance(destination.library, VirtualLibrary):
+        if isinstance(destination, TapeSettings) and not isinstance(destination.library, VirtualLibrary):
             found.append(f"{place}.library.kind: {destination.library.kind} libraries")
         if destination.encode is not None and destination.encode.encrypt_to:
             found.append(f"{place}.encode.encrypt_to: encrypted copies")

@@ -81,17 +81,23 @@ class OpenSite:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster driver the site names.
-
-        Raises:
-            NotInThisRelease: of a kind that a later release brings.
-        """
+        """The cluster driver the site names."""
         settings = self.site.cluster
         mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
         groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
         match settings:
             case LocalClusterSettings():
                 return LocalCluster(self.site.cluster_state_path, self.site.nodes, groups)
+            case PacemakerSettings():
+                from nightferry.cluster.pacemaker import PacemakerCluster
+
+                return PacemakerCluster(
+                    self.site.nodes,
+                    groups,
+                    CatalogConstraints(self.catalog, self.clock),
+                    allow_without_fencing=settings.allow_without_fencing,
+                    move_s=settings.move_deadline,
+                )
             case CommandClusterSettings():
                 from nightferry.cluster.command import CommandCluster
                 from nightferry.cluster.verbs import verbs
@@ -103,16 +109,6 @@ class OpenSite:
                     deadline_s=settings.deadline,
                     preset=settings.preset or "",
                     clock=self.clock,
-                )
-            case PacemakerSettings():
-                from nightferry.cluster.pacemaker import PacemakerCluster
-
-                return PacemakerCluster(
-                    self.site.nodes,
-                    groups,
-                    CatalogConstraints(self.catalog, self.clock),
-                    allow_without_fencing=settings.allow_without_fencing,
-                    move_s=settings.move_deadline,
                 )
             case _:
                 assert_never(settings)
@@ -316,14 +312,10 @@ class OpenSite:
             return Catalog.create(path, node=self.host, clock=self.clock)
         return Catalog(path, node=self.host, clock=self.clock)
 
-    def _make_root(self, name: str, url: str) -> None:
-        """Makes a folder destination's root before its first copy."""
-        root = Path(url.removeprefix("file://"))
-        if not url.startswith("file://"):
-            return
-        self._require_known(name, root / "images")
-        if not root.exists() and root.parent.is_dir():
-            root.mkdir(mode=0o700)
+    def _holds_copies(self, name: str) -> bool:
+        """Whether copies at a destination are on record that may be there."""
+        held = ("whole", "verified", "suspect", "damaged")
+        return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
 
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
@@ -332,10 +324,7 @@ class OpenSite:
         Raises:
             Unavailable: the destination holds copies, and ``made_once`` is not there.
         """
-        if made_once.exists():
-            return
-        held = ("whole", "verified", "suspect", "damaged")
-        if any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)):
+        if not made_once.exists() and self._holds_copies(name):
             raise Unavailable(
                 f"destination {name} holds copies, and {made_once} is not there",
                 hint="mount its disk; what is owed is delivered by the next run",
@@ -361,7 +350,13 @@ class OpenSite:
                 )
                 return TapeDestination(
                     settings.name,
-                    open_virtual(library.path, library.drives, library.slots, library.cartridge_bytes),
+                    open_virtual(
+                        library.path,
+                        library.drives,
+                        library.slots,
+                        library.cartridge_bytes,
+                        library.ports,
+                    ),
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
@@ -369,9 +364,12 @@ class OpenSite:
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
 
-                self._make_root(settings.name, settings.url)
                 return FsspecDestination(
-                    settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS
+                    settings.name,
+                    settings.url,
+                    lanes=settings.streams or DEFAULT_STREAMS,
+                    options=settings.options,
+                    holds_copies=self._holds_copies(settings.name),
                 )
             case S3Settings():
                 from nightferry.destination.s3.destination import open_s3

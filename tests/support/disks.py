@@ -1,4 +1,4 @@
-"""Real ext4 file systems in files, mounted by loop devices."""
+"""Small real disks: ext4 in files over loop devices, and file systems in memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ def make_ext4(image: Path, size_bytes: int) -> Path:
 
 def mount(image: Path, place: Path) -> None:
     """Mounts it; a test ends here, visibly, where that is not allowed."""
+    _mount(place, "-o", "loop", image)
+
+
+def _mount(place: Path, *how: str | Path) -> None:
     stop = pytest.fail if os.environ.get("NIGHTFERRY_REQUIRE_SERVERS") == "1" else pytest.skip
     if os.geteuid() != 0:
         stop("mounting a disk needs root")
     place.mkdir(exist_ok=True)
-    mounted = subprocess.run(["mount", "-o", "loop", image, place], capture_output=True, text=True)
+    mounted = subprocess.run(["mount", *how, place], capture_output=True, text=True)
     if mounted.returncode:
-        stop(f"no loop mounts here: {mounted.stderr.strip()}")
+        stop(f"no mounts here: {mounted.stderr.strip()}")
 
 
 @contextmanager
@@ -40,3 +44,14 @@ def ext4(folder: Path, size_bytes: int, name: str = "disk") -> Iterator[Path]:
     finally:
         while os.path.ismount(place):
             subprocess.run(["umount", "-l", place], check=True)
+
+
+@contextmanager
+def small_disk(place: Path, size_bytes: int) -> Iterator[Path]:
+    """A file system in memory of that size, mounted on an empty folder; without root the test is skipped, or
+    fails where all tests are required."""
+    _mount(place, "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)

@@ -224,6 +224,13 @@ def test_copies_on_tape_stay_plain():
     assert f"line {line_of(text, line)}:" in error.message
 
 
+def test_every_kind_of_cluster_is_in_this_release():
+    site = parse_site(
+        SMALL.replace("[cluster]\n", '[cluster]\nkind = "pacemaker"\nallow_without_fencing = false\n')
+    )
+    assert not site.undelivered()
+
+
 COMMANDS = """\
 where = ["/usr/bin/groups", "{group}"]
 move = ["/usr/bin/groups", "{group}", "{node}", "{source}"]
