@@ -21,7 +21,7 @@ _TOLD = re.compile(
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}")
 
 
-def scrubbed(text: str) -> str:
+def without_secrets(text: str) -> str:
     """One line of what a foreign program said, safe to show, with what looks like a secret taken out."""
     text = _CREDENTIALS_IN_URL.sub("://…@", text)
     text = _BEARER.sub(r"\1 ‹redacted›", text)

@@ -11,7 +11,7 @@ from typing import Literal
 from nightferry.cluster.run import run_program
 from nightferry.errors import Cancelled, HookFailed, NightferryError
 from nightferry.model.hooks import Hook, HookStage, HookWhen
-from nightferry.model.redact import scrubbed
+from nightferry.model.redact import without_secrets
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Progress
 
@@ -108,6 +108,6 @@ def _run(hook: Hook, told: dict[str, str], progress: Progress, cancel: Cancel) -
         raise HookFailed(f"{named} failed: {error.message}", subject=hook.name) from error
     if ended.code != 0:
         lines = [line.strip() for line in ended.stderr.decode(errors="replace").splitlines() if line.strip()]
-        last = " | ".join(scrubbed(line) for line in lines[-LAST_LINES:])
+        last = " | ".join(without_secrets(line) for line in lines[-LAST_LINES:])
         how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
         raise HookFailed(f"{named} failed with {how}: {last or 'it said nothing'}", subject=hook.name)

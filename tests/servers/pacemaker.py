@@ -117,7 +117,8 @@ case $action in
 <parameter name="action" unique="0" required="1"><content type="string" default="reboot"/></parameter>
 <parameter name="port" unique="0" required="0"><content type="string"/></parameter>
 </parameters>
-<actions><action name="on"/><action name="off"/><action name="reboot"/><action name="status"/><action name="list"/><action name="monitor"/><action name="metadata"/></actions>
+<actions><action name="on"/><action name="off"/><action name="reboot"/><action name="status"/>
+<action name="list"/><action name="monitor"/><action name="metadata"/></actions>
 </resource-agent>
 XML
     ;;
