@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 
+from nightferry.cluster.base import ClusterView
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import BusyError, ClusterError, GateClosed, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
 from nightferry.ops.hooks import hooked
 from nightferry.ops.opened import OpenSite, operator
+from nightferry.plan.layout import Layout
+from nightferry.plan.placement import place
 from nightferry.progress import Cancel, Progress
 
 log = logging.getLogger(__name__)
@@ -90,28 +93,42 @@ def settle(opened: OpenSite, back_group: str, *, progress: Progress) -> None:
 
 
 def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
-    """The node a BACK group's disk would be handed to: ``to``, or the first usable one of its targets.
+    """The node a BACK group's disk would be handed to: ``to``, or the one that `plan.placement` gives it.
 
     Raises:
         ClusterError: no passive node is usable.
     """
     view = opened.cluster.view()
-    targets = [to] if to else [node.name for node in opened.site.targets(back_group)]
-    # After a failover a passive node serves the users: any other one comes before it.
-    mail_groups = [g.mail_group for g in opened.site.groups_of(back_group) if g.mail_group]
-    serving = {group.owner for name in mail_groups if (group := view.group(name)) is not None}
-    targets.sort(key=serving.__contains__)
-    owner = opened.cluster.where(back_group)
-    if to is None and owner in targets and owner not in serving:
-        targets = [owner]  # a rerun finds the disk where the first try brought it
-    usable = [t for t in targets if (node := view.node(t)) is not None and node.usable]
-    if not usable:
+    if to is not None:
+        targets = [to] if (node := view.node(to)) is not None and node.usable else []
+    else:
+        # Raises when nobody, or nobody for certain, owns the group.
+        opened.cluster.where(back_group)
+        chosen = placement(opened, view)[back_group]
+        targets = [chosen] if chosen is not None else []
+    if not targets:
+        asked = [to] if to else [node.name for node in opened.site.targets(back_group)]
         raise ClusterError(
-            f"no passive node can take {back_group}: {', '.join(targets) or 'none is configured'}",
+            f"no passive node can take {back_group}: {', '.join(asked) or 'none is configured'}",
             subject=back_group,
             operation="move",
         )
-    return usable[0]
+    return targets[0]
+
+
+def placement(opened: OpenSite, view: ClusterView) -> dict[str, str | None]:
+    """Which passive node takes which BACK group, as the cluster is now; None where none can."""
+    site = opened.site
+    mail_groups = {group.mail_group for group in site.groups if group.mail_group}
+    return place(
+        [b.name for b in site.back_groups],
+        Layout.of(site.nodes),
+        usable={node.name for node in view.nodes if node.usable},
+        # After a failover a passive node serves the users: any other one comes before it.
+        serving={group.owner for name in mail_groups if (group := view.group(name)) is not None},
+        owners={group.name: group.owner for group in view.groups if group.state == "started"},
+        targets={b.name: b.targets for b in site.back_groups if b.targets},
+    )
 
 
 def move_ungated(
