@@ -13,11 +13,14 @@ from blocks.site import Site
 from flows.part import part
 from nightferry.errors import ConfigError
 from nightferry.model.records import RunRecord
+from nightferry.ops.hooks import hooked
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.ownership import watched
 from nightferry.ops.run import due_stores
+from nightferry.ops.stage import require_owner
 from nightferry.plan.batches import batches
 from nightferry.plan.window import start_delays
-from tasks.bridge import CANCEL, at_work, opened
+from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.runner import threads
 from tasks.stage import stage_batch, stage_store
 
@@ -45,20 +48,21 @@ def stage_one_flow(site: Site, run: str, stagger: bool = True) -> State[Any]:
                 f"stage one of {run} runs only inside its night",
                 hint="start two-stage-backup with stage = one",
             )
-        futures: list[PrefectFuture[Any]] = []
-        delays = _delays(here, record) if stagger else {}
-        for group in sorted(record.groups, key=lambda g: delays.get(g, 0.0)):
-            delay_s = delays.get(group, 0.0)
-            stores = [store for g, store in due_stores(record) if g == group]
-            sizes = {store: _last_size(here, group, store) for store in stores}
-            for batch in batches(sizes):
-                if len(batch) == 1:
-                    futures.append(stage_store.submit(site, run, group, batch[0], delay_s))
-                else:
-                    futures.append(stage_batch.submit(site, run, group, list(batch), len(batch), delay_s))
-        wait(futures)
-        CANCEL.check()
-        failures = here.catalog.failures(run)
+        with hooked(
+            here,
+            "stage-one",
+            record.back_group,
+            run=run,
+            node=record.node,
+            progress=PrefectProgress(),
+            cancel=CANCEL,
+        ) as around:
+            with watched(here, record.back_group, CANCEL, require_owner(here, record)):
+                futures = _submit(here, site, record, stagger)
+                wait(futures)
+            CANCEL.check()
+            failures = here.catalog.failures(run)
+            around.result = "partial" if failures else "whole"
         if failures:
             named = ", ".join(f"{failure.group}/{failure.store}" for failure in failures)
             return Failed(name=PARTIAL, message=f"not staged: {named}")
@@ -73,3 +77,18 @@ def _delays(here: OpenSite, run: RunRecord) -> dict[str, float]:
 def _last_size(here: OpenSite, group: str, store: str) -> int | None:
     known = here.catalog.images(group, store)
     return known[0].size_bytes if known else None
+
+
+def _submit(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> list[PrefectFuture[Any]]:
+    futures: list[PrefectFuture[Any]] = []
+    delays = _delays(here, record) if stagger else {}
+    for group in sorted(record.groups, key=lambda g: delays.get(g, 0.0)):
+        delay_s = delays.get(group, 0.0)
+        stores = [store for g, store in due_stores(record) if g == group]
+        sizes = {store: _last_size(here, group, store) for store in stores}
+        for batch in batches(sizes):
+            if len(batch) == 1:
+                futures.append(stage_store.submit(site, record.run, group, batch[0], delay_s))
+            else:
+                futures.append(stage_batch.submit(site, record.run, group, list(batch), len(batch), delay_s))
+    return futures

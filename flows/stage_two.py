@@ -15,11 +15,14 @@ from blocks.site import Site
 from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
+from nightferry.ops.hooks import hooked
 from nightferry.ops.move import require_handed_over
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.ownership import watched
 from nightferry.ops.run import run_lock
 from nightferry.ops.stream import owed
 from nightferry.plan.balance import longest_first
+from nightferry.progress import Cancel
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.runner import threads
 from tasks.stream import deliver_catalog, free_staging, stream_image
@@ -38,6 +41,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
 
     Raises:
         GateClosed: the disk is still with the node that staged last.
+        NotOwner: the disk went to somebody else meanwhile.
     """
     with at_work():
         here = opened(site)
@@ -49,23 +53,41 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
             here.leases(back_group).read(f"stage two of {run or back_group}"),
         ):
             require_handed_over(here, back_group)
-            with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
-                states = _all_destinations(pool, site, back_group, names)
-            CANCEL.check()
-            for name, state in zip(names, states, strict=True):
-                if state.is_completed():
-                    # When all have ended, so that every copy of the catalog knows all copies of the night.
-                    delivered = deliver_catalog(site, name, return_state=True)
-                    if not delivered.is_completed():
-                        PrefectProgress().say(
-                            f"no copy of the catalog came to {name}: {delivered.message}", subject=name
-                        )
-                    here.close_destination(name)
-            free_staging(site, back_group)
+            with hooked(
+                here,
+                "stage-two",
+                back_group,
+                run=run or "",
+                node=here.cluster.where(back_group),
+                progress=PrefectProgress(),
+                cancel=CANCEL,
+            ) as around:
+                with watched(here, back_group, CANCEL) as owned:
+                    states = _deliver(site, here, back_group, names, owned)
+                around.result = "whole" if all(state.is_completed() for state in states) else "partial"
         failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]
         if failed:
             return Failed(name=COPY_MISSING, message=f"copies are missing at {', '.join(failed)}")
         return Completed(message=f"{', '.join(names) or 'nothing'} done")
+
+
+def _deliver(
+    site: Site, here: OpenSite, back_group: str, names: list[str], cancel: Cancel
+) -> list[State[Any]]:
+    with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
+        states = _all_destinations(pool, site, back_group, names)
+    cancel.check()
+    for name, state in zip(names, states, strict=True):
+        if state.is_completed():
+            # When all have ended, so that every copy of the catalog knows all copies of the night.
+            delivered = deliver_catalog(site, name, return_state=True)
+            if not delivered.is_completed():
+                PrefectProgress().say(
+                    f"no copy of the catalog came to {name}: {delivered.message}", subject=name
+                )
+            here.close_destination(name)
+    free_staging(site, back_group)
+    return states
 
 
 def _all_destinations(

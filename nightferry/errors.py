@@ -195,6 +195,12 @@ class GroupStopping(ClusterError):
     default_hint = "rerun when the cluster has started it elsewhere; `nightferry cluster view` shows where"
 
 
+class HookFailed(ClusterError):
+    """A program that runs before or after a stage failed, and the stage with it."""
+
+    default_hint = "mend what the hook complains of, then rerun: the night goes on where it stopped"
+
+
 class CatalogError(NightferryError):
     """The catalog cannot be read or written."""
 

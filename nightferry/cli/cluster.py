@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError, GateClosed
+
+if TYPE_CHECKING:
+    from nightferry.plan.layout import Layout
 
 app = App(name="cluster", help="Nodes, groups, and the gated move.")
 
@@ -94,11 +98,14 @@ def move(
     from nightferry.ops import move as ops
     from nightferry.ops.opened import OpenSite
     from nightferry.ops.run import run_lock
+    from nightferry.plan.layout import Layout
 
     session = current()
     with OpenSite(session.load_site()) as here:
         name = here.site.back_group(back_group).name
-        if to is not None:
+        if to is not None and not ungated:
+            ops.require_target(here, name, to)
+        elif to is not None:
             here.site.node(to)
         here.catalog.refresh()
         run = next(iter(here.catalog.runs(name)), None)
@@ -110,12 +117,15 @@ def move(
             )
         if dry_run:
             plan = here.cluster.plan(name, to or ops.target_of(here, name))
+            layout = Layout.of(here.site.nodes)
+            placed = ops.placement(here, here.cluster.view())
             state = gate.look(here, run).state if run is not None else "closed"
             way = f"stays on {plan.target}" if plan.is_noop else f"{plan.source} → {plan.target}"
             session.out.result(
-                {"plan": plan, "gate": state},
+                {"plan": plan, "gate": state, "layout": layout.pattern, "placement": placed},
                 f"{name}: {'; '.join((way, *plan.problems))}",
                 f"the gate is {state}" + ("; the move is not through it" if ungated else ""),
+                f"layout {layout.pattern}; passive nodes take: {_taken(layout, placed)}",
             )
             return
         if run is None and not ungated:
@@ -133,3 +143,10 @@ def move(
                 assert run is not None  # noqa: S101 - refused above
                 node = ops.to_passive(here, run, to=to, progress=session.out.progress, cancel=session.cancel)
     session.out.result({"back_group": name, "node": node}, f"{name} is on {node}")
+
+
+def _taken(layout: Layout, placed: Mapping[str, str | None]) -> str:
+    return ", ".join(
+        f"{group} → {node} ({layout.role_of(node)})" if node else f"{group} → none"
+        for group, node in placed.items()
+    )

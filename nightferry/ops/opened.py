@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
@@ -42,6 +42,12 @@ from nightferry.progress import Cancel
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
 
+NODE_VARIABLE = "NIGHTFERRY_NODE"
+"""Names the node that a process works on, where the machine's own name does not."""
+
+if TYPE_CHECKING:
+    from nightferry.ops.ownership import Watch
+
 DEFAULT_STREAMS = 4
 """Images written to a folder at once when the site file does not say."""
 
@@ -67,6 +73,11 @@ class OpenSite:
         self._throttles: dict[str, Throttle] = {}
         self.held: dict[str, RunLock] = {}
         """BACK groups whose run lock this process holds; see ``ops.run.run_lock``."""
+        self.watches: dict[str, Watch] = {}
+        """BACK groups whose disks this process works on; see ``ops.ownership.watched``."""
+        self.watch_lock = threading.Lock()
+        self.recheck_s = 5.0
+        """Seconds between two looks at a disk that is worked on."""
 
     # -- the parts ----------------------------------------------------------------------------
 
@@ -106,12 +117,15 @@ class OpenSite:
 
     @cached_property
     def here(self) -> str | None:
-        """The node this process runs on; None where one machine plays every node.
+        """The node this process runs on, by ``NIGHTFERRY_NODE`` or as the cluster knows this machine; None where
+        one machine plays every node.
 
         Raises:
+            ConfigError: ``NIGHTFERRY_NODE`` names none of the site's nodes.
             ClusterError: the cluster does not know this machine.
         """
-        return self.cluster.here
+        named = os.environ.get(NODE_VARIABLE)
+        return self.site.node(named).name if named else self.cluster.here
 
     def require_here(self, node: str, what: str) -> None:
         """Raises:

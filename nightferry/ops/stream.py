@@ -31,6 +31,7 @@ from nightferry.errors import (
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, encoded, open_copy
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.room import set_aside, side_path
 from nightferry.ops.stage import proven_chunks, read_index
 from nightferry.progress import Cancel, Progress
@@ -181,21 +182,41 @@ def stream_image(
         DestinationError: ``retryable`` says whether another try can help.
         IntegrityError: the staged image, or what the destination gave back, is damaged.
         GroupStopping: the cluster takes the disk away.
+        NotOwner: the disk that it is read from is not this node's any more; no copy was made.
         Cancelled: between two chunks.
     """
     copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
         return copy
     path = opened.staged_path(image)
-    with opened.working_on(back_group=opened.back_group_of(image), cancel=cancel) as narrower:
-        try:
-            outgoing = StagedOutgoing(image, path, cancel=narrower)
-            return make_copy(opened, outgoing, destination, progress=progress, cancel=narrower)
-        except StagedDamage:
-            # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
-            set_aside(path)
-            log.warning("image %s is damaged on staging: set aside", image.image)
-            raise
+    back_group = opened.back_group_of(image)
+    with (
+        opened.working_on(back_group=back_group, cancel=cancel) as narrower,
+        watched(opened, back_group, narrower) as owned,
+    ):
+        return _from_staging(opened, image, path, back_group, destination, progress=progress, cancel=owned)
+
+
+def _from_staging(
+    opened: OpenSite,
+    image: ImageRecord,
+    path: Path,
+    back_group: str,
+    destination: str,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+) -> CopyRecord:
+    try:
+        outgoing = StagedOutgoing(image, path, cancel=cancel)
+        return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
+    except StagedDamage:
+        # What is read in the place of a disk that is gone says nothing of the image.
+        confirm(opened, back_group)
+        # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
+        set_aside(path)
+        log.warning("image %s is damaged on staging: set aside", image.image)
+        raise
 
 
 def made_before(

@@ -149,7 +149,7 @@ def test_a_disk_that_somebody_keeps_busy_is_not_moved(cluster: PacemakerServer, 
     idler = cluster.start(ACTIVE, "tail", "-f", str(MOUNTS[BACK] / ".nightferry/owner.1"), stdout=-3)
     try:
         refused = site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", ALTERNATE)
-        assert refused.returncode == 10, refused.stderr
+        assert refused.returncode == 50, refused.stderr
         assert "is kept busy by tail (pid " in refused.stderr
     finally:
         idler.kill()
