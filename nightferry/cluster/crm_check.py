@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nightferry.cluster.crm import READER_AGENT, Configured, CrmGroup, Primitive, Status
+from nightferry.cluster.crm import Configured, CrmGroup, Primitive, Status
+from nightferry.cluster.reader_agent import AGENT as READER_AGENT
+from nightferry.cluster.reader_agent import AGENT_PATH, OCF_AGENTS
 from nightferry.model.findings import Finding
 from nightferry.model.nodes import NodeSpec
 
@@ -33,9 +35,7 @@ def whole_cluster(status: Status, configured: Configured, *, allowed: bool) -> I
             "warn" if allowed else "fail",
             "fencing is off: after a partition two nodes can have one disk",
             "configure a fence device and stonith-enabled=true"
-            + (
-                "; moves are made and recorded all the same" if allowed else "; until then no disk is moved"
-            ),
+            + ("; moves are made and recorded all the same" if allowed else "; until then no disk is moved"),
         )
     elif not any(p.agent.startswith("stonith:") for p in configured.elsewhere):
         yield Finding(
@@ -137,6 +137,29 @@ def _reader_agent(name: str, configured: Configured) -> Iterator[Finding]:
         )
 
 
+def installed(configured: Configured) -> Iterator[Finding]:
+    """Whether this node has the agent of this release."""
+    groups = (primitive for members in configured.members.values() for primitive in members)
+    for kind in sorted(
+        {p.agent for p in (*groups, *configured.elsewhere) if p.agent.endswith(f":{READER_AGENT}")}
+    ):
+        path = OCF_AGENTS / kind.split(":")[1] / READER_AGENT
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            content = None
+            why = f"{path}: {error.strerror}"
+        else:
+            why = f"{path} is not the one of this release"
+        if content != AGENT_PATH.read_bytes():
+            yield Finding(
+                "NF-CLUSTER-029",
+                "fail",
+                f"the reader agent on this node: {why}",
+                "`nightferry cluster install-agent`",
+            )
+
+
 def _right_group(agent: Primitive, name: str) -> Iterator[Finding]:
     given = agent.parameters.get("group", "")
     if given != name:
@@ -172,7 +195,10 @@ def pins(configured: Configured, ours: Sequence[str]) -> Iterator[Finding]:
     for pin in configured.pins:
         if pin.id in ours:
             yield Finding(
-                "NF-CLUSTER-032", "note", f"{pin}, by a move of ours", "the next move, or stage two's end, takes it back"
+                "NF-CLUSTER-032",
+                "note",
+                f"{pin}, by a move of ours",
+                "the next move, or stage two's end, takes it back",
             )
         else:
             yield Finding(

@@ -97,6 +97,7 @@ class OpenSite:
                     self.site.nodes,
                     groups,
                     CatalogConstraints(self.catalog, self.clock),
+                    disks={b.name: b.path for b in self.site.back_groups},
                     allow_without_fencing=settings.allow_without_fencing,
                     move_s=settings.move_deadline,
                 )

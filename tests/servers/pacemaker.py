@@ -45,7 +45,7 @@ _COROSYNC = """totem {{
   transport: knet
   crypto_cipher: none
   crypto_hash: none
-  token: 1000
+  token: 3000
 }}
 nodelist {{
 {nodes}}}
@@ -86,9 +86,10 @@ until ip link show eth0 > /dev/null 2>&1; do read -rt 0.05 <> <(:) || :; done
 ip link set lo up
 ip addr add "$address/24" dev eth0
 ip link set eth0 up
-corosync -f > "$home/corosync.out" 2>&1 &
+nice -n -10 corosync -f > "$home/corosync.out" 2>&1 &
 until corosync-cfgtool -s > /dev/null 2>&1; do read -rt 0.05 <> <(:) || :; done
-PCMK_logfile=/var/log/pacemaker/pacemaker.log PCMK_logfacility=none pacemakerd > "$home/pacemakerd.out" 2>&1 &
+export PCMK_logfile=/var/log/pacemaker/pacemaker.log PCMK_logfacility=none
+nice -n -10 pacemakerd > "$home/pacemakerd.out" 2>&1 &
 exec sleep infinity
 """
 
