@@ -216,7 +216,9 @@ def test_a_server_that_falls_silent_is_given_up(
 ) -> None:
     remote = RemoteSite(make_site(copies=()), own_sshd)
     text = remote.site.file.read_text()
-    remote.site.file.write_text(text.replace("options = {", "options = { keepalive_interval = 1, connect_timeout = 1,"))
+    remote.site.file.write_text(
+        text.replace("options = {", "options = { keepalive_interval = 1, connect_timeout = 1,")
+    )
     (remote.site.store("SG1/a") / "big.bin").write_bytes(bytes(range(256)) * (9 << 12))
     with remote.site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
