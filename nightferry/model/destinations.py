@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, time, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -95,7 +95,9 @@ class Pool(Section):
     """Shell patterns; a cartridge belongs to the pool when one matches its barcode."""
     autolabel: Literal["blank", "never"] = "blank"
     wait_for_media: Duration = 8 * 3600.0
-    """Seconds to wait for a scratch cartridge, shown, while the rest goes on."""
+    """Seconds to wait, shown, for a scratch cartridge, or for one that is to be read and is elsewhere."""
+    cleaning: Words = ("CLN*",)
+    """Shell patterns of the barcodes of cleaning cartridges."""
 
 
 class VirtualLibrary(Section):
@@ -105,6 +107,8 @@ class VirtualLibrary(Section):
     path: AbsolutePath
     drives: Annotated[int, Field(strict=True, ge=1, le=64)] = 2
     slots: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 20
+    ports: Annotated[int, Field(strict=True, ge=1, le=64)] = 2
+    """Import/export ports, where a hand takes cartridges out and puts them in."""
     cartridge_bytes: Annotated[Size, Field(ge=64 * KIB)] = 2 * GIB
 
 
@@ -152,14 +156,6 @@ class _DestinationBase(Section):
     retention: Retention | None = None
     """Overrides the site's."""
     encode: Encode | None = None
-
-    def rate_at(self, local: time) -> float | None:
-        """Bytes a second allowed at this site time; None when there is no limit."""
-        if not self.bandwidth:
-            return None
-        begun = [step for step in self.bandwidth if step.start <= local]
-        step = begun[-1] if begun else self.bandwidth[-1]
-        return step.bytes_per_s or None
 
     def deadline_after(self, window_start: datetime) -> datetime | None:
         """The first moment after ``window_start`` (aware, in site time) at which an owed copy is missing."""

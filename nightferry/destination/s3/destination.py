@@ -33,9 +33,9 @@ from nightferry.destination.s3.bucket import Bucket, proof
 from nightferry.destination.s3.check import look
 from nightferry.destination.s3.client import READ_TIMEOUT_S, connect
 from nightferry.destination.s3.failure import Forbidden, is_passing
-from nightferry.destination.s3.parts import crc64, crc_text, joined_crc
+from nightferry.destination.s3.parts import Memory, crc64, crc_text, joined_crc
 from nightferry.destination.s3.probe import checks_checksums
-from nightferry.destination.s3.reader import ObjectReader
+from nightferry.destination.s3.reader import READ_AHEAD_BYTES, ObjectReader
 from nightferry.destination.s3.upload import Stored, Uploader
 from nightferry.errors import Cancelled, DestinationError, MediumDamaged, NeedsRecall, NightferryError
 from nightferry.model.destinations import Lock, Recall, S3Settings
@@ -123,6 +123,7 @@ class S3Destination:
         self._storage_class = storage_class
         self._recall = recall
         self._clock = clock
+        self._read_ahead = Memory(READ_AHEAD_BYTES)
 
     @property
     def name(self) -> str:
@@ -293,7 +294,7 @@ class S3Destination:
                 f"{self.name}: {path} lies in {away.storage_class} and must be recalled before it is read",
                 subject=image,
             )
-        yield ObjectReader(self._bucket, path, head)
+        yield ObjectReader(self._bucket, path, head, memory=self._read_ahead)
 
     def archived(self, location: Mapping[str, Any]) -> Archived | None:
         """See ``Recalls.archived``. What is not there is not archived; ``open`` says more."""
