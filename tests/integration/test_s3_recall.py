@@ -84,7 +84,11 @@ def asks(proxy: Proxy) -> int:
 
 
 def archived_site(
-    site: SmallSite, server: Moto | Seaweed, endpoint: str, storage_class: str = "DEEP_ARCHIVE", more: str = ""
+    site: SmallSite,
+    server: Moto | Seaweed,
+    endpoint: str,
+    storage_class: str = "DEEP_ARCHIVE",
+    more: str = "",
 ) -> SmallSite:
     cloud = CLOUD.format(
         bucket=server.bucket,
@@ -278,9 +282,7 @@ def test_neither_a_night_nor_verify_asks_for_a_recall_unless_told_to(
     assert "0 of 2 copies right, 2 archived and not read" in ran.out
     assert asks(proxy) == 0
     with site.open(HandClock()) as opened:
-        checked = list(
-            verify.verify_copies(opened, "cloud", recalling=True, progress=QUIET, cancel=Cancel())
-        )
+        checked = list(verify.verify_copies(opened, "cloud", recalling=True, progress=QUIET, cancel=Cancel()))
         assert [(c.error, c.copy.state) for c in checked] == [("", "verified")] * 2
     assert asks(proxy) == 2
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import subprocess
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -322,3 +324,25 @@ def test_a_folder_that_is_gone_is_never_made_anew(make_site: MakeSite, sshd: Ssh
             assert (finding.id, finding.severity) == ("NF-DEST-001", "fail")
             assert "is not there" in finding.text
     assert list(remote.copies.iterdir()) == []
+
+
+def test_a_password_is_nowhere_after_a_login_that_was_refused(
+    make_site: MakeSite, sshd: Sshd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted = "sesame-91b7e2"
+    monkeypatch.setenv("NF_TEST_PASSWORD", planted)
+    monkeypatch.setenv("HOME", str(sshd.home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    caplog.set_level(logging.DEBUG)
+    remote = RemoteSite(make_site(copies=()), sshd, password="env:NF_TEST_PASSWORD")
+    text = remote.site.file.read_text()
+    remote.site.file.write_text(text.replace(f'client_keys = "file:{sshd.client_key}", ', ""))
+    with remote.site.open(HandClock()) as opened:
+        (finding,) = findings(opened)
+        assert "refuses the login" in finding.text
+        with pytest.raises(DestinationError, match="refuses the login") as caught:
+            night.night(opened, BACK_GROUP)
+    shown = "".join(traceback.format_exception(caught.value))
+    kept = b"".join(p.read_bytes() for p in remote.site.home.rglob("*") if p.is_file())
+    assert planted not in f"{finding} {shown} {caplog.text}"
+    assert planted.encode() not in kept
