@@ -16,9 +16,9 @@ from nightferry.errors import ConfigError, NotInThisRelease
 from nightferry.model.destinations import (
     Destination,
     FsspecSettings,
+    NdmpLibrary,
     Retention,
     TapeSettings,
-    VirtualLibrary,
 )
 from nightferry.model.fields import (
     AbsolutePath,
@@ -277,7 +277,7 @@ def _undelivered(site: Site) -> list[str]:
         place = f"destinations[{destination.name}]"
         if isinstance(destination, FsspecSettings) and not destination.url.startswith("file://"):
             found.append(f"{place}.url: fsspec destinations other than file://")
-        elif isinstance(destination, TapeSettings) and not isinstance(destination.library, VirtualLibrary):
+        elif isinstance(destination, TapeSettings) and isinstance(destination.library, NdmpLibrary):
             found.append(f"{place}.library.kind: {destination.library.kind} libraries")
         if destination.encode is not None and destination.encode.encrypt_to:
             found.append(f"{place}.encode.encrypt_to: encrypted copies")

@@ -258,6 +258,10 @@ class OpenSite:
         if not root.exists() and root.parent.is_dir():
             root.mkdir(mode=0o700)
 
+    def _shared_locks(self) -> Path | None:
+        """A folder that every node of the site sees, for locks; None when the catalog is no folder."""
+        return None if "://" in self.site.site.catalog else self.site.catalog_path / "locks"
+
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
         filled, and whole copies taken for damaged ones.
@@ -280,12 +284,11 @@ class OpenSite:
             case TapeSettings():
                 from nightferry.destination.tape.library import TapeDestination
                 from nightferry.destination.tape.pool import Pool
-                from nightferry.destination.tape.virtual import open_virtual
+                from nightferry.ops.libraries import open_library
 
                 library = settings.library
-                if not isinstance(library, VirtualLibrary):
-                    raise NotInThisRelease(f"libraries of kind {library.kind!r} are not in this release")
-                self._require_known(settings.name, library.path / "library.json")
+                if isinstance(library, VirtualLibrary):
+                    self._require_known(settings.name, library.path / "library.json")
                 pool = Pool(
                     settings.pool.name,
                     settings.pool.barcodes,
@@ -294,7 +297,7 @@ class OpenSite:
                 )
                 return TapeDestination(
                     settings.name,
-                    open_virtual(library.path, library.drives, library.slots, library.cartridge_bytes),
+                    open_library(library, self._shared_locks(), self.clock),
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,

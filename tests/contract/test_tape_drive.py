@@ -1,4 +1,5 @@
-"""What every tape drive must do; a new kind of drive joins DRIVES."""
+"""What every tape drive must do: virtual, behind a real target (tgtd), and behind a scripted one that knows what
+that target does not; a new kind of drive joins DRIVES."""
 
 from __future__ import annotations
 

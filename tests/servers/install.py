@@ -20,6 +20,8 @@ PROGRAMS = {
     "sqlite3": "sqlite3",
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
+    "tgtd": "tgt",
+    "iscsi-inq": "libiscsi-bin",  # and with it the library that nightferry uses
 }
 """Program → Debian package."""
 
