@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from tests.servers.seaweed import seaweed
+from tests.servers.sshd import sshd
 from tests.servers.tgtd import tgtd
 
 
@@ -20,4 +21,4 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     )
 
 
-__all__ = ["needs", "seaweed", "tgtd"]
+__all__ = ["needs", "seaweed", "sshd", "tgtd"]

@@ -36,7 +36,9 @@ def open_library(settings: LibrarySettings, shared_locks: Path | None, clock: Cl
         case VirtualLibrary():
             from nightferry.destination.tape.virtual import open_virtual
 
-            return open_virtual(settings.path, settings.drives, settings.slots, settings.cartridge_bytes)
+            return open_virtual(
+                settings.path, settings.drives, settings.slots, settings.cartridge_bytes, settings.ports
+            )
         case IscsiLibrary():
             from nightferry.destination.tape.scsi_open import open_iscsi
             from nightferry.scsi.iscsi import Portal

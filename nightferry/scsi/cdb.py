@@ -269,53 +269,10 @@ def parse_position(data: bytes) -> TapePosition:
 
 
 TAPE_ALERT_PAGE = 0x2E
-ALERTS = {
-    1: "read warning",
-    2: "write warning",
-    3: "hard error",
-    4: "media",
-    5: "read failure",
-    6: "write failure",
-    7: "media life",
-    8: "not data grade",
-    9: "write protect",
-    10: "no removal",
-    11: "cleaning media",
-    12: "unsupported format",
-    13: "recoverable mechanical cartridge failure",
-    14: "unrecoverable mechanical cartridge failure",
-    15: "memory chip in cartridge failure",
-    16: "forced eject",
-    17: "read-only format",
-    18: "tape directory corrupted on load",
-    19: "nearing media life",
-    20: "clean now",
-    21: "clean periodic",
-    22: "expired cleaning media",
-    23: "invalid cleaning tape",
-    30: "hardware A",
-    31: "hardware B",
-    32: "interface",
-    33: "eject media",
-    34: "microcode update fail",
-    35: "drive humidity",
-    36: "drive temperature",
-    37: "drive voltage",
-    38: "predictive failure",
-    39: "diagnostics required",
-    51: "tape directory invalid at unload",
-    52: "tape system area write failure",
-    53: "tape system area read failure",
-    54: "no start of data",
-    55: "loading or threading failure",
-    59: "WORM medium integrity check failed",
-    60: "WORM medium overwrite attempted",
-}
-"""TapeAlert flags by their parameter code (SSC-5 annex A)."""
 
 
-def parse_alerts(data: bytes) -> tuple[str, ...]:
-    """The flags of the TapeAlert page that are set (SSC-5 §8.2.3)."""
+def parse_alerts(data: bytes) -> tuple[int, ...]:
+    """The numbers of the flags that are set on the TapeAlert page (SSC-5 §8.2.3)."""
     if len(data) < 4 or data[0] & 0x3F != TAPE_ALERT_PAGE:
         raise ProtocolError(f"not a TapeAlert page: {data[:8].hex()}")
     found = []
@@ -323,7 +280,7 @@ def parse_alerts(data: bytes) -> tuple[str, ...]:
     while len(rest) >= 5:
         code, size = int.from_bytes(rest[:2], "big"), rest[3]
         if size and rest[4] & 1:
-            found.append(ALERTS.get(code, f"flag {code}"))
+            found.append(code)
         rest = rest[4 + size :]
     return tuple(found)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from nightferry.errors import DestinationError, MediumFull
+from nightferry.errors import MediumFull
 from nightferry.transfer.base import CHUNK_BYTES
 
 RECORD_BYTES = CHUNK_BYTES
@@ -22,12 +22,6 @@ LONGEST_RECORD = (16 << 20) - 1
 
 class EndOfMedium(MediumFull):
     """The hard end of the tape: the record was not written."""
-
-
-class WriteProtected(DestinationError):
-    """The cartridge refuses to be written: its tab, or WORM; nothing was written."""
-
-    default_hint = "move the cartridge's write-protect tab, or put in another one; nothing was written"
 
 
 Waiting = Callable[[str], None]
@@ -75,7 +69,8 @@ class TapeDrive(Protocol):
     def load(self, waiting: Waiting = no_waiting) -> None:
         """Makes the cartridge the changer put in ready, rewound. Nothing to do when it is ready.
 
-        That can take minutes, with a new cartridge two hours.
+        That can take minutes, with a new cartridge two hours. With a cleaning cartridge the drive cleans itself:
+        on return that is done, nothing is loaded, and the changer can take the cartridge out.
 
         Raises:
             Unavailable: the drive is empty or does not become ready.
@@ -83,6 +78,19 @@ class TapeDrive(Protocol):
 
     def unload(self) -> None:
         """Writes out what is buffered and lets the cartridge go. Nothing to do when the drive is empty."""
+
+    def alerts(self) -> tuple[str, ...]:
+        """TapeAlert flags that are set, by their names in ``alerts.FLAGS``; empty where there are none.
+
+        May be asked at any time, with a cartridge loaded or not. Asking may clear a flag whose cause is gone.
+        """
+
+    def is_write_protected(self) -> bool:
+        """Whether the loaded cartridge takes no writing at all: its switch, or a format that is only read.
+
+        A WORM cartridge is not write-protected: it can be appended to, and refuses to be written over with
+        ``WriteProtected``.
+        """
 
     def rewind(self) -> None: ...
 
@@ -119,6 +127,7 @@ class TapeDrive(Protocol):
 
         Raises:
             EndOfMedium: the hard end; nothing was written.
+            WriteProtected: the cartridge takes no writing, or not here; nothing was written.
             MediumFull: what the drive writes on has no room, though the cartridge has.
         """
 
@@ -127,9 +136,3 @@ class TapeDrive(Protocol):
 
         Not immediate: on return everything written so far is on the medium. ``count`` 0 only writes out.
         """
-
-    def alerts(self) -> tuple[str, ...]:
-        """The TapeAlert flags that are set, by name; empty when none is, or the drive has no such page."""
-
-    def is_write_protected(self) -> bool:
-        """Whether the loaded cartridge refuses to be written."""

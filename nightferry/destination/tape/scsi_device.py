@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from nightferry.clock import Clock
-from nightferry.destination.tape.drive import EndOfMedium, WriteProtected
-from nightferry.errors import DestinationError, MediumDamaged, NightferryError, PositionLost, Unavailable
+from nightferry.destination.tape.alerts import FLAGS
+from nightferry.destination.tape.drive import EndOfMedium
+from nightferry.errors import (
+    DestinationError,
+    MediumDamaged,
+    NightferryError,
+    PositionLost,
+    Unavailable,
+    WriteProtected,
+)
 from nightferry.scsi import cdb
 from nightferry.scsi.sense import (
     ABORTED_COMMAND,
@@ -36,6 +44,7 @@ from nightferry.scsi.transport import (
 QUICK_S = 60.0
 _BUSY_PAUSE_S = 0.5
 _MOST_ATTENTIONS = 32
+_ALERT_BYTES = 4096
 _NO_MEDIUM = 0x3A
 _UNSUPPORTED = {(0x20, 0x00), (0x24, 0x00), (0x26, 0x00)}
 
@@ -146,6 +155,16 @@ class Device:
             if sense.key != UNIT_ATTENTION:
                 return sense
         raise Unavailable(f"{self.name} answers nothing but unit attentions", subject=self.name)
+
+    def alerts(self) -> tuple[str, ...]:
+        """The TapeAlert flags that are set; empty when none is, or the device has no such page."""
+        try:
+            page = self.patiently(cdb.log_sense(cdb.TAPE_ALERT_PAGE), data_in_len=_ALERT_BYTES)
+        except Refused as refused:
+            if refused.is_unsupported:
+                return ()
+            raise
+        return tuple(FLAGS.get(number, f"flag {number}") for number in cdb.parse_alerts(page))
 
     def close(self) -> None:
         self.transport.close()

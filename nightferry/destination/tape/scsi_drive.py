@@ -40,6 +40,7 @@ what became of the command."""
 _END_OF_DATA = (0x00, 0x05)
 _BECOMING_READY, _LOAD_NEEDED = 0x01, 0x02
 _NOT_READY_CAUSE = 0x04
+_CLEANING = (0x30, 0x03)
 _ALL = 1 << 62
 
 
@@ -94,7 +95,8 @@ class ScsiDrive:
     def load(self, waiting: Waiting = no_waiting) -> None:
         if self._is_loaded:
             return
-        self._wait_until_ready(waiting)
+        if not self._wait_until_ready(waiting):
+            return
         self._set_mode()
         self._is_loaded, self._is_lost = True, False
         try:
@@ -105,8 +107,10 @@ class ScsiDrive:
             self._is_loaded = False
             raise
 
-    def _wait_until_ready(self, waiting: Waiting) -> None:
+    def _wait_until_ready(self, waiting: Waiting) -> bool:
+        """True: a cartridge is loaded. False: it was a cleaning cartridge, and the drive is done with it."""
         device = self._device
+        cleaning = False
         deadline = self._clock.monotonic() + _READY_S
         # A target that takes LOAD for START STOP UNIT does nothing without the second bit.
         asks = [cdb.load_unload(load=True), cdb.load_unload(load=True, eject=True)]
@@ -116,12 +120,17 @@ class ScsiDrive:
                     f"{device.name} is not ready: {sense}", subject=device.name
                 )
             needs_load = (sense.asc, sense.ascq) == (_NOT_READY_CAUSE, _LOAD_NEEDED)
+            cleaning |= (sense.asc, sense.ascq) == _CLEANING
             if lacks_medium(sense) or needs_load:
+                if cleaning:
+                    return False
                 if not asks:
                     raise Unavailable(f"drive {self._number} is empty: {sense}", subject=device.name)
                 self._ask(asks.pop(0))
                 continue
-            if sense.asc != _NOT_READY_CAUSE or sense.ascq > _BECOMING_READY:
+            if (sense.asc, sense.ascq) != _CLEANING and (
+                sense.asc != _NOT_READY_CAUSE or sense.ascq > _BECOMING_READY
+            ):
                 raise Unavailable(
                     f"{device.name} does not become ready: {sense}",
                     hint="look at the drive's own panel; a cleaning cartridge or an operator may be needed",
@@ -132,8 +141,9 @@ class ScsiDrive:
                     f"{device.name} did not become ready in {_READY_S / 3600:.0f} hours: {sense}",
                     subject=device.name,
                 )
-            waiting(f"{device.name} is becoming ready")
+            waiting(f"{device.name} is {'being cleaned' if cleaning else 'becoming ready'}")
             self._clock.sleep(_POLL_S)
+        return True
 
     def _ask(self, command: bytes) -> None:
         try:
@@ -398,13 +408,7 @@ class ScsiDrive:
     # -- care ---------------------------------------------------------------------------------
 
     def alerts(self) -> tuple[str, ...]:
-        try:
-            page = self._device.patiently(cdb.log_sense(cdb.TAPE_ALERT_PAGE), data_in_len=4096)
-        except Refused as refused:
-            if refused.is_unsupported:
-                return ()
-            raise
-        return cdb.parse_alerts(page)
+        return self._device.alerts()
 
     def is_write_protected(self) -> bool:
         self._require_loaded()

@@ -18,17 +18,15 @@ from nightferry.destination.tape.drive import (
     Mark,
     Position,
     Waiting,
-    WriteProtected,
     no_waiting,
 )
+from nightferry.destination.tape.scsi_device import Device
 from nightferry.destination.tape.st_node import Op, Status, TapeNode
-from nightferry.errors import DestinationError, MediumDamaged, PositionLost, Unavailable
-from nightferry.scsi import cdb
-from nightferry.scsi.transport import GOOD, Transport
+from nightferry.errors import DestinationError, MediumDamaged, PositionLost, Unavailable, WriteProtected
+from nightferry.scsi.transport import Transport
 
 _READY_S = 2 * 3600.0
 _POLL_S = 1.0
-_ALERT_S = 60.0
 _PROTECTED = {errno.EROFS, errno.EACCES, errno.EPERM}
 _AWAY = {errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EBUSY}
 
@@ -273,10 +271,7 @@ class StDrive:
     def alerts(self) -> tuple[str, ...]:
         if self._way_to is None or not self._is_loaded:
             return ()
-        answer = self._way_to(self._node.fd).execute(
-            cdb.log_sense(cdb.TAPE_ALERT_PAGE), data_in_len=4096, timeout_s=_ALERT_S
-        )
-        return cdb.parse_alerts(bytes(answer.data)) if answer.status == GOOD else ()
+        return Device(self._way_to(self._node.fd), self._name, self._clock).alerts()
 
     def is_write_protected(self) -> bool:
         self._require_loaded()
