@@ -65,6 +65,11 @@ class Tgtd:
         """The file that holds a cartridge's blocks, to meddle with."""
         return self.home / "media" / barcode
 
+    def make_blank(self, barcode: str, mib: int | None = None) -> None:
+        """Makes the cartridge anew while it is in its slot."""
+        self.cartridge(barcode).unlink()
+        _make_cartridge(self.cartridge(barcode), barcode, "data", mib or self.cartridge_mib)
+
     def adm(self, *arguments: str) -> str:
         """``tgtadm``'s answer."""
         command = ["tgtadm", "-C", str(self.control), "--lld", "iscsi", *arguments]
@@ -145,14 +150,7 @@ class Tgtd:
         wanted += [(barcode, barcode, "data", self.cartridge_mib) for barcode in self.barcodes]
         for name, barcode, kind, size in wanted:
             if not (media / name).exists():
-                subprocess.run(
-                    [
-                        "tgtimg", "--op=new", "--device-type=tape", f"--barcode={barcode}", f"--size={size}",
-                        f"--type={kind}", f"--file={media / name}",
-                    ],
-                    check=True,
-                    capture_output=True,
-                )  # fmt: skip
+                _make_cartridge(media / name, barcode, kind, size)
 
     def _unit(self, op: str, lun: int, *arguments: str) -> None:
         self.adm("--mode", "logicalunit", "--op", op, "--tid", "1", "--lun", str(lun), *arguments)
@@ -184,6 +182,17 @@ class Tgtd:
             self.adm("--op", "new", "--mode", "account", "--user", self.user, "--password", self.password)
             self.adm("--op", "bind", "--mode", "account", "--tid", "1", "--user", self.user)
         self.adm("--op", "bind", "--mode", "target", "--tid", "1", "-I", "127.0.0.1")
+
+
+def _make_cartridge(path: Path, barcode: str, kind: str, mib: int) -> None:
+    subprocess.run(
+        [
+            "tgtimg", "--op=new", "--device-type=tape", f"--barcode={barcode}", f"--size={mib}",
+            f"--type={kind}", f"--file={path}",
+        ],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
 
 
 def require_tgtd() -> None:

@@ -9,6 +9,7 @@ drives that space over a filemark without a word. After anything that may have m
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.tape.drive import (
@@ -51,6 +52,7 @@ class ScsiDrive:
         number: Its number in the library.
         transport: The way to it.
         reserve_bytes: What surely can still be written after early warning.
+        occupied: Whether the changer put a cartridge in.
         serial: Its serial number, for messages.
         clock: Time, for waiting until it is ready.
     """
@@ -60,14 +62,15 @@ class ScsiDrive:
         number: int,
         transport: Transport,
         reserve_bytes: int,
+        occupied: Callable[[], bool],
         *,
         serial: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._number = number
         self._reserve_bytes = reserve_bytes
+        self._occupied = occupied
         self._clock = clock
-        self.serial = serial
         self._device = Device(transport, f"drive {number}" + (f" ({serial})" if serial else ""), clock)
         self._longest = min(LONGEST_RECORD, transport.most_bytes)
         self._usual = RECORD_BYTES
@@ -112,7 +115,8 @@ class ScsiDrive:
         device = self._device
         cleaning = False
         deadline = self._clock.monotonic() + _READY_S
-        # A target that takes LOAD for START STOP UNIT does nothing without the second bit.
+        # A target that takes LOAD for START STOP UNIT does nothing without the second bit; with it one of them
+        # makes an empty drive ready.
         asks = [cdb.load_unload(load=True), cdb.load_unload(load=True, eject=True)]
         while (sense := device.not_ready()) is not None:
             if sense.key != NOT_READY:
@@ -124,7 +128,7 @@ class ScsiDrive:
             if lacks_medium(sense) or needs_load:
                 if cleaning:
                     return False
-                if not asks:
+                if not asks or not self._occupied():
                     raise Unavailable(f"drive {self._number} is empty: {sense}", subject=device.name)
                 self._ask(asks.pop(0))
                 continue

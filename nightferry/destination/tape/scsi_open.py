@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from nightferry.clock import Clock
+from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.scsi_changer import ScsiChanger
 from nightferry.destination.tape.scsi_device import Device, Refused
 from nightferry.destination.tape.scsi_drive import ScsiDrive
@@ -82,7 +83,14 @@ def open_iscsi(portal: Portal, wanted: Sequence[str], options: Options, clock: C
         changer = ScsiChanger(changers[0].transport, clock=clock)
         places = match_drives(changer.drive_elements(), list(found), wanted=wanted, elements=options.elements)
         drives = [
-            ScsiDrive(number, found[serial], options.reserve_bytes, serial=serial, clock=clock)
+            ScsiDrive(
+                number,
+                found[serial],
+                options.reserve_bytes,
+                partial(_occupied, changer, number),
+                serial=serial,
+                clock=clock,
+            )
             for number, serial in enumerate(places.serials)
         ]
         library = _library(portal.name, changer, drives, places, options)
@@ -148,10 +156,24 @@ def open_scsi(changer_path: Path, paths: Sequence[Path], options: Options, clock
                     )
                 )
             else:
-                drives.append(ScsiDrive(number, transport, options.reserve_bytes, serial=serial, clock=clock))
+                drives.append(
+                    ScsiDrive(
+                        number,
+                        transport,
+                        options.reserve_bytes,
+                        partial(_occupied, changer, number),
+                        serial=serial,
+                        clock=clock,
+                    )
+                )
         library = _library(str(changer_path), changer, drives, places, options)
         opened.pop_all()
     return library
+
+
+def _occupied(changer: ScsiChanger, number: int) -> bool:
+    here = Address("drive", number)
+    return any(element.barcode for element in changer.inventory() if element.address == here)
 
 
 def _behind(path: Path, fd: int) -> Transport:

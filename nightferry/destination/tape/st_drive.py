@@ -269,9 +269,15 @@ class StDrive:
     # -- care ---------------------------------------------------------------------------------
 
     def alerts(self) -> tuple[str, ...]:
-        if self._way_to is None or not self._is_loaded:
+        if self._way_to is None:
             return ()
-        return Device(self._way_to(self._node.fd), self._name, self._clock).alerts()
+        with self._meaning("look"):
+            self._node.open()
+            try:
+                return Device(self._way_to(self._node.fd), self._name, self._clock).alerts()
+            finally:
+                if not self._is_loaded:
+                    self._node.close()
 
     def is_write_protected(self) -> bool:
         self._require_loaded()
