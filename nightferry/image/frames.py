@@ -199,7 +199,7 @@ class FramedReader:
         length = self._starts[stop] - self._starts[first]
         if length <= _READ_AT_ONCE:
             frames = self._cut(first, stop, (self._reader.read(self._starts[first], length),))
-            decoded = ((number, self._decode(number, data)) for number, data in frames)
+            decoded: Iterator[tuple[int, bytes]] = ((n, self._decode(n, data)) for n, data in frames)
         else:
             pieces = self._reader.stream(self._starts[first], length)
             decoded = self._decoded_ahead(self._cut(first, stop, pieces))
@@ -207,7 +207,9 @@ class FramedReader:
             self._kept = (number, frame)
             yield self._kept
 
-    def _cut(self, first: int, stop: int, pieces: Iterable[bytes | memoryview]) -> Iterator[tuple[int, bytes]]:
+    def _cut(
+        self, first: int, stop: int, pieces: Iterable[bytes | memoryview]
+    ) -> Iterator[tuple[int, bytes]]:
         """Frames ``first`` to ``stop`` (exclusive) as the copy has them."""
         held = bytearray()
         number = first
