@@ -11,6 +11,7 @@ from tests.servers.ftp import ftp
 from tests.servers.moto import moto
 from tests.servers.seaweed import seaweed
 from tests.servers.sshd import sshd
+from tests.servers.tgtd import tgtd
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
@@ -22,4 +23,4 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     )
 
 
-__all__ = ["ftp", "moto", "needs", "seaweed", "sshd"]
+__all__ = ["ftp", "moto", "needs", "seaweed", "sshd", "tgtd"]

@@ -24,7 +24,7 @@ from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
-from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, NotOwner, Unavailable
+from nightferry.errors import CatalogError, ClusterError, NotOwner, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.fields import BandwidthStep
@@ -302,6 +302,10 @@ class OpenSite:
         held = ("whole", "verified", "suspect", "damaged")
         return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
 
+    def _shared_locks(self) -> Path | None:
+        """A folder that every node of the site sees, for locks; None when the catalog is no folder."""
+        return None if "://" in self.site.site.catalog else self.site.catalog_path / "locks"
+
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
         filled, and whole copies taken for damaged ones.
@@ -321,12 +325,11 @@ class OpenSite:
             case TapeSettings():
                 from nightferry.destination.tape.library import TapeDestination
                 from nightferry.destination.tape.pool import Pool
-                from nightferry.destination.tape.virtual import open_virtual
+                from nightferry.ops.libraries import open_library
 
                 library = settings.library
-                if not isinstance(library, VirtualLibrary):
-                    raise NotInThisRelease(f"libraries of kind {library.kind!r} are not in this release")
-                self._require_known(settings.name, library.path / "library.json")
+                if isinstance(library, VirtualLibrary):
+                    self._require_known(settings.name, library.path / "library.json")
                 pool = Pool(
                     settings.pool.name,
                     settings.pool.barcodes,
@@ -335,13 +338,7 @@ class OpenSite:
                 )
                 return TapeDestination(
                     settings.name,
-                    open_virtual(
-                        library.path,
-                        library.drives,
-                        library.slots,
-                        library.cartridge_bytes,
-                        library.ports,
-                    ),
+                    open_library(library, self._shared_locks(), self.clock),
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,

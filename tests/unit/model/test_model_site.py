@@ -176,15 +176,13 @@ def test_kinds_of_later_releases_parse_and_are_named_before_they_are_used():
     site = parse_site(CONTRACT + LATER)
     missing = "\n".join(site.undelivered())
     for place in (
-        "destinations[l700].library.kind: iscsi",
-        "destinations[l701].library.kind: scsi",
         "destinations[l702].library.kind: ndmp",
         "groups[PG1].postgres",
         "groups[NAS].stores[home].kind: ndmp",
         "groups[NAS].stores[erp].kind: command",
     ):
         assert place in missing
-    with pytest.raises(NotInThisRelease, match="iscsi libraries") as refused:
+    with pytest.raises(NotInThisRelease, match="ndmp libraries") as refused:
         site.require_delivered()
     assert refused.value.exit_code == 2
 
