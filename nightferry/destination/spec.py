@@ -37,6 +37,7 @@ class SpecObjects:
         self._driver = driver
         self._name = driver.name
         self._connections = Connections(driver)
+        self._folders = threading.Lock()
 
     @property
     def driver(self) -> Driver:
@@ -205,8 +206,8 @@ class SpecObjects:
     def _fill(self, path: str, pieces: Pieces) -> None:
         """Writes an object of exactly these bytes, or none. What the source of ``pieces`` raises is not the
         destination's error."""
+        self._make_folder(self._path(path).rpartition("/")[0])
         with self._errors() as opened:
-            opened.make_folder(self._path(path).rpartition("/")[0])
             file = opened.open_new(self._path(path))
         done = 0
         try:
@@ -225,6 +226,17 @@ class SpecObjects:
         except BaseException:
             self._give_up(file, path)
             raise
+
+    def _make_folder(self, folder: str) -> None:
+        """A folder and those above it. Drivers look first and make then: another lane may be in between."""
+        with self._folders, self._errors() as opened:
+            opened.fs.invalidate_cache()
+            try:
+                opened.make_folder(folder)
+            except Exception:
+                opened.fs.invalidate_cache()
+                if not opened.fs.isdir(folder):
+                    raise
 
     def _give_up(self, file: Any, path: str) -> None:
         """Removes what was written of an object. A place that does not answer keeps it for the next put to
