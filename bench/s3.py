@@ -132,7 +132,12 @@ def main() -> int:
                 ratio = paired(costs, f"nightferry {way}", f"{peer} {way}", lambda cost: cost.seconds)
                 claims.append(Claim(f"{way}: time by {peer}", ratio, round(1 / times, 3)))
     shown = table(costs, options.size) + f"\n\nstart-up: {start:.2f} CPU s"
-    data = {"size_bytes": options.size, "start_cpu_s": start, "rounds": as_data(costs), "memory_bytes": memory}
+    data = {
+        "size_bytes": options.size,
+        "start_cpu_s": start,
+        "rounds": as_data(costs),
+        "memory_bytes": memory,
+    }
     report("s3", options.results or RESULTS, claims, shown, data)
     return 0 if all(claim.holds for claim in claims) else 1
 

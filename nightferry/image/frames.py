@@ -188,7 +188,9 @@ class FramedReader:
         length = self._starts[stop] - self._starts[first]
         if length <= _READ_AT_ONCE:
             frames = self._cut(first, stop, (self._reader.read(self._starts[first], length),))
-            decoded = ((number, self._decode(number, data)) for number, data in frames)
+            decoded: Iterator[tuple[int, bytes]] = (
+                (number, self._decode(number, data)) for number, data in frames
+            )
         else:
             pieces = self._reader.stream(self._starts[first], length)
             decoded = self._decoded_ahead(self._cut(first, stop, pieces))
