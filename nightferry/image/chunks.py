@@ -87,9 +87,7 @@ class CheckedReader:
             raise IntegrityError(f"the image ended in chunk {number}; chunks up to {stop} were expected")
 
 
-def _in_chunks(
-    pieces: Iterable[bytes | memoryview], length: int
-) -> Iterator[bytes | bytearray | memoryview]:
+def _in_chunks(pieces: Iterable[bytes | memoryview], length: int) -> Iterator[bytes | bytearray | memoryview]:
     """Cuts ``length`` bytes into chunks, the last one shorter; copies only what two pieces share."""
     held = bytearray()
     for piece in pieces:

@@ -51,7 +51,9 @@ def shrinks(samples: Iterable[bytes]) -> bool:
     return encoded < plain * (1 - LEAST_GAIN)
 
 
-def encode(pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2) -> Iterator[bytes]:
+def encode(
+    pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2, proved: bool = False
+) -> Iterator[bytes]:
     """Bytes → the ``.zst`` file of them, frame by frame, the seek table last.
 
     The same bytes and level always give the same file. Frames are compressed by threads of its own while the
@@ -62,6 +64,10 @@ def encode(pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2
         pieces: The image's bytes in pieces of any length; a piece need not outlive the next.
         level: zstd's, 1 to 19.
         threads: How many frames are compressed at once.
+        proved: Whether each frame is decoded again and compared.
+
+    Raises:
+        IntegrityError: a frame does not decode to what went into it.
     """
     compressors = deque(
         zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
@@ -71,7 +77,12 @@ def encode(pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2
     def compress(plain: bytearray) -> tuple[int, bytes]:
         compressor = compressors.pop()  # no more frames are at work than there are threads
         try:
-            return len(plain), compressor.compress(plain)
+            frame = compressor.compress(plain)
+            if proved and zstandard.ZstdDecompressor().decompress(frame) != plain:
+                raise IntegrityError(
+                    "zstd does not give back what it was given: this machine cannot be trusted"
+                )
+            return len(plain), frame
         finally:
             compressors.append(compressor)
 
@@ -188,9 +199,7 @@ class FramedReader:
         length = self._starts[stop] - self._starts[first]
         if length <= _READ_AT_ONCE:
             frames = self._cut(first, stop, (self._reader.read(self._starts[first], length),))
-            decoded: Iterator[tuple[int, bytes]] = (
-                (number, self._decode(number, data)) for number, data in frames
-            )
+            decoded: Iterator[tuple[int, bytes]] = ((n, self._decode(n, data)) for n, data in frames)
         else:
             pieces = self._reader.stream(self._starts[first], length)
             decoded = self._decoded_ahead(self._cut(first, stop, pieces))
@@ -198,7 +207,9 @@ class FramedReader:
             self._kept = (number, frame)
             yield self._kept
 
-    def _cut(self, first: int, stop: int, pieces: Iterable[bytes | memoryview]) -> Iterator[tuple[int, bytes]]:
+    def _cut(
+        self, first: int, stop: int, pieces: Iterable[bytes | memoryview]
+    ) -> Iterator[tuple[int, bytes]]:
         """Frames ``first`` to ``stop`` (exclusive) as the copy has them."""
         held = bytearray()
         number = first

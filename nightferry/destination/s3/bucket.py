@@ -47,6 +47,8 @@ class Head:
     storage_class: str = ""
     restore: str = ""
     """The store's words about a recall from an archived class."""
+    archive: str = ""
+    """The archive of an intelligent class that it was moved to by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,16 @@ class Bucket:
             whole_crc(found),
             str(found.get("StorageClass", "")),
             str(found.get("Restore", "")),
+            str(found.get("ArchiveStatus", "")),
         )
+
+    def is_readable(self, path: str) -> bool:
+        """Whether an object that is there gives its bytes, or must be recalled first. Reads one of them."""
+        found = self.call("get_object", Key=self.key(path), Range="bytes=0-0", unless=("InvalidObjectState",))
+        if found is None:
+            return False
+        found["Body"].close()
+        return True
 
     def get(self, path: str, most_bytes: int) -> bytes | None:
         """A small object's bytes; None when it is not there.
