@@ -3,6 +3,7 @@ that target does not; a new kind of drive joins KINDS."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,6 +187,24 @@ def test_a_record_longer_than_asked_for_is_said_and_passed(drive: TapeDrive) -> 
     with pytest.raises(MediumDamaged, match="5000"):
         drive.read_record(4096)
     assert drive.read_record(4096) == b"next"
+
+
+def test_records_of_any_length_come_back_whole(drive: TapeDrive) -> None:
+    sizes = [1, 1000, MIB // 2, MIB // 2 + 1, 700_001, MIB - 1, MIB, MIB + 1, 2 * MIB + 17, 5]
+    records = [random.Random(size).randbytes(size) for size in sizes]
+    write(drive, records)
+    again(drive)
+    assert [drive.read_record(4 * MIB) for _ in sizes] == records
+
+
+def test_a_known_place_is_gone_to_from_anywhere(drive: TapeDrive) -> None:
+    write(drive, [b"label"], [b"1.0", b"1.1", b"1.2"], [b"2.0", b"2.1"])
+    for file, record in ((1, 2), (1, 0), (2, 1), (0, 0), (2, 0), (1, 1), (1, 2)):
+        drive.locate(Position(file, record))
+        assert drive.position() == Position(file, record)
+        assert drive.read_record() == (b"label" if file == 0 else b"%d.%d" % (file, record))
+    with pytest.raises(MediumDamaged, match="ends"):
+        drive.locate(Position(7, 0))
 
 
 def test_what_was_written_immediately_is_there_after_the_commit(drive: TapeDrive) -> None:
