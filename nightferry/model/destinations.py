@@ -26,6 +26,9 @@ from nightferry.units import GIB, KIB
 _COMPRESSION = re.compile(r"zstd(:([1-9]|1[0-9]))?")
 _ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
 
+ARCHIVE_CLASSES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+"""Storage classes whose objects cannot be read where they are; ``GLACIER_IR`` is none."""
+
 Count = Annotated[int, Field(strict=True, ge=0)]
 Streams = Annotated[int, Field(strict=True, ge=1, le=64)]
 
@@ -217,6 +220,11 @@ class S3Settings(_DestinationBase):
     """Of the images' data, in the provider's words; the small files beside it stay in the bucket's own."""
     lock: Lock | None = None
     recall: Recall = Recall()
+
+    @property
+    def archives(self) -> bool:
+        """Whether images' data goes where it must be recalled from."""
+        return self.storage_class in ARCHIVE_CLASSES
 
 
 def _fsspec_url(value: str) -> str:

@@ -35,7 +35,7 @@ from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogConstraints, CatalogRegister
-from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
+from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
@@ -263,8 +263,7 @@ class OpenSite:
 
     def speeds(self) -> dict[str, Speed]:
         """What each destination can be expected to do, to choose where to restore from."""
-        kinds = {TapeSettings: TAPE_SPEED, S3Settings: OBJECT_SPEED, FsspecSettings: FOLDER_SPEED}
-        return {d.name: kinds[type(d)] for d in self.site.destinations}
+        return {d.name: _speed(d) for d in self.site.destinations}
 
     # -- closing ------------------------------------------------------------------------------
 
@@ -360,6 +359,18 @@ class OpenSite:
                 return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
             case _:
                 assert_never(settings)
+
+
+def _speed(settings: DestinationSettings) -> Speed:
+    match settings:
+        case TapeSettings():
+            return TAPE_SPEED
+        case S3Settings():
+            return ARCHIVE_SPEED if settings.archives else OBJECT_SPEED
+        case FsspecSettings():
+            return FOLDER_SPEED if settings.scheme == "file" else OBJECT_SPEED
+        case _:
+            assert_never(settings)
 
 
 def operator() -> str:
