@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import assert_never
@@ -47,15 +47,19 @@ class OpenSite:
     Args:
         loaded: The site file as read.
         clock: Handed to everything that waits or stamps.
+        catalog: Another catalog than the site's own.
     """
 
-    def __init__(self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK, catalog: Catalog | None = None
+    ) -> None:
         self.loaded = loaded
         self.site: Site = loaded.site
         self.clock = clock
         self.site.require_delivered()
         self.host = socket.gethostname()
-        self.catalog = self._open_catalog()
+        self._closing = ExitStack()
+        self.catalog = catalog if catalog is not None else self._open_catalog()
         self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
@@ -222,6 +226,7 @@ class OpenSite:
     def close(self) -> None:
         for name in list(self._destinations):
             self.close_destination(name)
+        self._closing.close()
 
     def __enter__(self) -> OpenSite:
         return self
@@ -232,14 +237,27 @@ class OpenSite:
         self.close()
 
     def _open_catalog(self) -> Catalog:
-        """The catalog's folder, made on a site's first use; its parent must be there.
+        """The catalog, begun on a site's first use; the folder above it, or its bucket, must be there.
 
         Raises:
             CatalogError: it is not there, or the BACK disks show that this is not the first use.
         """
         path = self.site.catalog_path
+        used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
+        if path is None:
+            from nightferry.ops.catalog_bucket import open_catalog_bucket
+
+            storage = open_catalog_bucket(self.site.catalog_bucket(), clock=self.clock)
+            self._closing.callback(storage.close)
+            catalog = Catalog(storage, node=self.host, clock=self.clock)
+            if catalog.is_empty and used:
+                raise CatalogError(
+                    f"the catalog {storage} is empty, and {', '.join(used)} was used before",
+                    hint="correct site.catalog, or see docs/recovery.md; to begin anew, remove the disk's .nightferry",
+                    subject=str(storage),
+                )
+            return catalog
         if not path.exists() and path.parent.is_dir():
-            used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
             if used:
                 raise CatalogError(
                     f"the catalog {path} is not there, and {', '.join(used)} was used before",
