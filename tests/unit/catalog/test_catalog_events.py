@@ -130,6 +130,7 @@ def test_compaction_moves_all_events_into_one_segment(tmp_path: Path) -> None:
 
 def test_segments_and_loose_events_stay_few_however_many_events_there_are(tmp_path: Path) -> None:
     here = log(tmp_path)
+    (tmp_path / "segments").mkdir()
     for i in range(40):
         add(here, 20, start=20 * i)
         assert len(names(tmp_path / "events")) <= MOST_LOOSE
@@ -431,7 +432,7 @@ def test_two_processes_write_400_events_while_others_compact_and_read(tmp_path: 
     compactor = """
         log = EventLog(folder)
         while not (folder / "stop").exists():
-            if log.loose() >= 25:
+            if len(os.listdir(folder / "events")) >= 25:
                 log.compact()
     """
     (tmp_path / "events").mkdir(mode=0o700)
