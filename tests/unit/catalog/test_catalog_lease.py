@@ -115,7 +115,7 @@ def test_an_overtaken_holder_records_nothing_more_and_takes_nothing_away(place: 
     with lock(new).acquire(RUN, WINDOW) as taker:
         assert overtaken.held, "it does not know yet"
         for attempt in (lambda: old.append(note("late")), lambda: old.keep_index("i", b"late", b"late")):
-            with pytest.raises(BusyError, match="TEX-PASS-1.* took it over"):
+            with pytest.raises(BusyError, match=r"TEX-PASS-1.* took it over"):
                 attempt()
         overtaken.beat()  # a late request of it changes its own file only
         overtaken.release()
