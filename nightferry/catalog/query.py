@@ -117,8 +117,13 @@ class Catalog:
     @property
     def is_empty(self) -> bool:
         """Whether no event is known."""
+        return self.last == 0
+
+    @property
+    def last(self) -> int:
+        """Number of the last event known; 0 before the first."""
         with self._lock:
-            return self._log.last == 0
+            return self._log.last
 
     # --- the log
 

@@ -158,6 +158,16 @@ class BucketStorage:
         """``logs/<run>/<image>.log``: an object cannot be added to."""
         self.replace(f"logs/{run}/{image}.log", text.encode())
 
+    def contents(self) -> list[str]:
+        """What lies below the URL: names of folders and objects, at least one when there is any."""
+        where: dict[str, Any] = {"Prefix": self.bucket.key(""), "Delimiter": "/", "MaxKeys": 1000}
+        with self._errors("list"):
+            page = self.bucket.call("list_objects_v2", **where) or {}
+        keys = [e["Key"] for e in page.get("Contents", ())]
+        keys += [e["Prefix"] for e in page.get("CommonPrefixes", ())]
+        # Some stores keep an object for the folder itself.
+        return [name for key in keys if (name := self.bucket.path(str(key)).rstrip("/"))]
+
     def close(self) -> None:
         """Closes the connections."""
         self.bucket.close()

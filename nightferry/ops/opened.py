@@ -320,9 +320,11 @@ class OpenSite:
         return Catalog(path, node=self.host, clock=self.clock)
 
     def _holds_copies(self, name: str) -> bool:
-        """Whether copies at a destination are on record that may be there."""
+        """Whether copies at a destination are on record that may be there, or the records are lost."""
         held = ("whole", "verified", "suspect", "damaged")
-        return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
+        return self._is_lost or any(
+            copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)
+        )
 
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
