@@ -319,6 +319,22 @@ class FreedRecord(Record):
         return self.image
 
 
+class RecallRecord(Record):
+    """A copy that was asked back from an archive, so that it is asked for once and its wait has a beginning."""
+
+    kind: ClassVar[str] = "recall"
+    image: str
+    destination: str
+    epoch: int
+    """The copy's."""
+    storage_class: str
+    asked: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return f"{self.image}@{self.destination}#{self.epoch}"
+
+
 RECORDS: dict[str, type[Record]] = {
     record.kind: record
     for record in (
@@ -334,6 +350,7 @@ RECORDS: dict[str, type[Record]] = {
         LeaseRecord,
         SelectionRecord,
         FreedRecord,
+        RecallRecord,
     )
 }
 
