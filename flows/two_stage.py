@@ -152,10 +152,10 @@ def night(
     require_success(part(move_group, site, run.back_group, run=run.run))
     run = set_state(here, run, state="streaming")
     streamed = part(stage_two, site, run.back_group, run=run.run)
-    settle(here, run.back_group, progress=PrefectProgress())
     CANCEL.check()
     if streamed.name != COPY_MISSING:
         require_success(streamed)
+    settle(here, run.back_group, progress=PrefectProgress())
     result = night_result(here, run)
     if here.drain_requested(run.back_group):
         set_state(here, run, state="drained", result="partial")

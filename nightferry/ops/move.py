@@ -160,7 +160,9 @@ def move_ungated(
     into the owner token and the catalog. A blank disk in the place of the one we knew is taken into use."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     run = f"maintenance by {operator()}: {reason}"
-    return _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+    node = _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+    settle(opened, back_group, progress=progress)
+    return node
 
 
 def _when_free(
