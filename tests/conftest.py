@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests.servers.pacemaker import pacemaker
 from tests.servers.seaweed import seaweed
 from tests.servers.sshd import sshd
 
@@ -20,4 +21,4 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     )
 
 
-__all__ = ["needs", "seaweed", "sshd"]
+__all__ = ["needs", "pacemaker", "seaweed", "sshd"]

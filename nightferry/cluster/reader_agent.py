@@ -26,7 +26,9 @@ LOOK_EVERY_S = 0.25
 
 
 @contextmanager
-def working_on(groups: Sequence[str], cancel: Cancel, *, folder: Path = RUN_FOLDER) -> Iterator[Cancel]:
+def working_on(
+    groups: Sequence[str], cancel: Cancel, *, if_here: bool = False, folder: Path = RUN_FOLDER
+) -> Iterator[Cancel]:
     """Registers work on the disks of resource groups; gives what the work must look at to know when to stop.
 
     The block closes every file on those disks before it ends.
@@ -34,12 +36,14 @@ def working_on(groups: Sequence[str], cancel: Cancel, *, folder: Path = RUN_FOLD
     Args:
         groups: The resource groups.
         cancel: The wish to stop that the work had anyway.
+        if_here: Groups that are not on this node are none of the work's business.
         folder: Where the agents look.
 
     Raises:
         GroupStopping: a group is being stopped on this node, before the block or while it ran.
     """
-    watched = [name for name in dict.fromkeys(groups) if (folder / name).is_dir()]
+    needed = "here" if if_here else ""
+    watched = [name for name in dict.fromkeys(groups) if (folder / name / needed).exists()]
     if not watched:
         yield cancel
         return

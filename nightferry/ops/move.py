@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from nightferry.cluster.base import ClusterView
+from nightferry.cluster.busy import users_of
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import BusyError, ClusterError, GateClosed, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
@@ -187,6 +188,7 @@ def _move(
     with opened.leases(back_group).exclusive():
         if not plan.is_noop:
             with hooked(opened, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
+                _require_unused(opened, back_group, plan.source)
                 progress.say(f"moving {back_group} from {plan.source} to {target}")
                 opened.cluster.move(plan, run=run, cancel=cancel)
         if opened.cluster.where(back_group) != target:
@@ -201,6 +203,23 @@ def _move(
     _remember(opened, back_group, token)
     progress.say(f"{back_group} is on {target} (epoch {token.epoch})")
     return target
+
+
+def _require_unused(opened: OpenSite, back_group: str, source: str) -> None:
+    """Nobody has anything open on the disk, else its stop would fail, and with fencing cost the node.
+
+    Raises:
+        BusyError: somebody has.
+    """
+    if opened.here != source:
+        return  # where one machine plays every node nothing is unmounted; from elsewhere it cannot be seen
+    users = users_of(opened.disk(back_group).path)
+    if users:
+        raise BusyError(
+            f"the disk of {back_group} is kept busy by {', '.join(users)}",
+            hint="end them, or let them leave the disk; moved now, it could not be unmounted",
+            subject=back_group,
+        )
 
 
 def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bool) -> OwnerToken | None:

@@ -23,6 +23,7 @@ from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
+from nightferry.cluster.reader_agent import working_on
 from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, NotOwner, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
@@ -37,6 +38,7 @@ from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogConstraints, CatalogRegister
 from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
+from nightferry.progress import Cancel
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
 
@@ -135,6 +137,27 @@ class OpenSite:
                 hint=f"run the same command on {node}",
                 subject=node,
             )
+
+    @contextmanager
+    def working_on(
+        self, *, group: str = "", back_group: str = "", cancel: Cancel, if_here: bool = False
+    ) -> Iterator[Cancel]:
+        """Work on the disks of a storage group's service and of a BACK group, until their reader agents ask for
+        its end.
+
+        Args:
+            group: The storage group; empty: none's.
+            back_group: The BACK group; empty: none's.
+            cancel: The wish to stop that the work had anyway; the work looks at what it gets in its place.
+            if_here: What is not on this node is none of the work's business.
+
+        Raises:
+            GroupStopping: one of them is not here, or is being stopped here.
+        """
+        known = next((g for g in self.site.groups if g.name == group), None)
+        names = [name for name in (known.mail_group if known else "", back_group) if name]
+        with working_on(names, cancel, if_here=if_here) as narrower:
+            yield narrower
 
     def active_node(self, back_group: str) -> str:
         """The node that stages: where the service of the BACK group's storage groups is now.

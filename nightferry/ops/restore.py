@@ -21,6 +21,7 @@ from nightferry.errors import (
     ConfigError,
     CopyMissing,
     DestinationError,
+    GroupStopping,
     IntegrityError,
     MediumDamaged,
     NightferryError,
@@ -285,20 +286,30 @@ def restore(
         IntegrityError: no place could give it back, one of them because of wrong bytes; what was wrong was
             not left looking whole.
         DestinationError, BusyError: no place could be read.
+        GroupStopping: the cluster takes the service's disks away.
         Cancelled: between two pieces.
     """
     subject = f"{plan.image.group}/{plan.image.store}"
     damaged: list[str] = []
     errors: list[NightferryError] = []
-    with TargetTree(
-        plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner, below=below
-    ) as tree:
+    with (
+        # The target may lie on the service's own disks.
+        opened.working_on(group=plan.image.group, cancel=cancel, if_here=True) as stop,
+        TargetTree(
+            plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner, below=below
+        ) as tree,
+    ):
         _require_no_journals(plan)
         _tell_absent(plan, tree)
         done: set[bytes] = set()
         for place in plan.places:
             try:
-                with open_place(opened, plan.image, place) as reader:
+                with (
+                    opened.working_on(
+                        back_group=opened.back_group_of(plan.image) if place.copy is None else "", cancel=stop
+                    ) as narrower,
+                    open_place(opened, plan.image, place) as reader,
+                ):
                     image = ImageReader(reader, None)
                     report = extract(
                         image,
@@ -306,10 +317,10 @@ def restore(
                         tree,
                         done=done,
                         progress=progress,
-                        cancel=cancel,
+                        cancel=narrower,
                         subject=subject,
                     )
-            except (IntegrityError, DestinationError, BusyError) as error:
+            except (IntegrityError, DestinationError, BusyError, GroupStopping) as error:
                 errors.append(error)
                 damaged.append(place.source)
                 progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)

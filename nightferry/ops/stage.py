@@ -70,24 +70,27 @@ def stage_store(
         StagingFull: it does not fit; its partial is gone.
         NotOwner: this node does not own the BACK disk, or lost it meanwhile.
         IntegrityError: what was written does not read back.
+        GroupStopping: the cluster takes the store's or the disk's group away; nothing whole was left.
         Cancelled: stopped between two buffers; nothing whole was left.
     """
     definition = _defined(opened, group, store)
-    image = image_name(run.run, group, store, run.level)
-    with watched(opened, run.back_group, cancel, require_owner(opened, run)) as owned:
-        return _stage(opened, run, definition, image, progress=progress, cancel=owned)
+    with (
+        opened.working_on(group=group, back_group=run.back_group, cancel=cancel) as narrower,
+        watched(opened, run.back_group, narrower, require_owner(opened, run)) as owned,
+    ):
+        return _stage(opened, run, definition, progress=progress, cancel=owned)
 
 
 def _stage(
     opened: OpenSite,
     run: RunRecord,
     definition: StoreRef,
-    image: str,
     *,
     progress: Progress,
     cancel: Cancel,
 ) -> ImageRecord:
     group, store = definition.group.name, definition.store.name
+    image = image_name(run.run, group, store, run.level)
     known = opened.catalog.latest(ImageRecord, image)
     again = known is not None and may_come_whole(opened, known)
     if known is not None and not again and is_safe(opened, known):

@@ -182,6 +182,7 @@ def stream_image(
         DestinationError: ``retryable`` says whether another try can help.
         IntegrityError: the staged image, or what the destination gave back, is damaged.
         NotOwner: the disk that it is read from is not this node's any more; no copy was made.
+        GroupStopping: the cluster takes the disk away.
         Cancelled: between two chunks.
     """
     copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
@@ -189,7 +190,10 @@ def stream_image(
         return copy
     path = opened.staged_path(image)
     back_group = opened.back_group_of(image)
-    with watched(opened, back_group, cancel) as owned:
+    with (
+        opened.working_on(back_group=back_group, cancel=cancel) as narrower,
+        watched(opened, back_group, narrower) as owned,
+    ):
         return _from_staging(opened, image, path, back_group, destination, progress=progress, cancel=owned)
 
 

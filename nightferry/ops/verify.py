@@ -148,17 +148,20 @@ def remake_copy(
     for place in places_of(opened, image):
         if place.source == destination:
             continue
-        with opened.scratch(image) as scratch:
+        with (
+            opened.working_on(back_group=opened.back_group_of(image), cancel=cancel) as narrower,
+            opened.scratch(image) as scratch,
+        ):
             try:
-                _fetch(opened, image, place, scratch, cancel)
+                _fetch(opened, image, place, scratch, narrower)
             except (IntegrityError, DestinationError, BusyError) as error:
                 last = error
                 progress.say(f"{place.source} cannot give {image.image} back: {error}")
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
                     mark_damaged(opened, place.copy, error)
                 continue
-            outgoing = StagedOutgoing(image, scratch, chunks=proven_chunks(opened, image), cancel=cancel)
-            return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
+            outgoing = StagedOutgoing(image, scratch, chunks=proven_chunks(opened, image), cancel=narrower)
+            return make_copy(opened, outgoing, destination, progress=progress, cancel=narrower)
     if last is not None:
         raise last
     raise CopyMissing(f"image {image.image} can be read nowhere but at {destination}", subject=image.image)

@@ -29,19 +29,11 @@ from nightferry.cluster.reader_agent import AGENT_PATH
 ACTIVE, PRIMARY, ALTERNATE = NODES = ("TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2")
 MAIL, BACK = GROUPS = ("TEX-MAIL-1", "TEX-BACK-1")
 MOUNTS = {MAIL: Path("/srv/mail1"), BACK: Path("/srv/back1")}
-PROGRAMS = {
-    "corosync": "corosync",
-    "pacemakerd": "pacemaker",
-    "crm_mon": "pacemaker-cli-utils",
-    "modprobe": "kmod",
-    "fuser": "psmisc",
-    "xmllint": "libxml2-utils",
-    "ip": "iproute2",
-    "nsenter": "util-linux",
-    "mkfs.ext4": "e2fsprogs",
-    "ocf-tester": "resource-agents",
-}
-"""Program → Debian package."""
+PROGRAMS = (
+    *("corosync", "pacemakerd", "crm_mon", "ocf-tester", "modprobe", "fuser", "xmllint", "ip", "losetup"),
+    *("mkfs.ext4", "nsenter", "setpriv"),
+)
+"""Programs that a cluster is made of."""
 
 _STARTED_S = 60.0
 _DISK_BYTES = 96 << 20
@@ -140,6 +132,7 @@ class Look:
 
     online: set[str]
     groups: dict[str, str | None]
+    usable: set[str]
     unclean: set[str]
     failures: list[str]
 
@@ -235,6 +228,18 @@ class PacemakerServer:
                 mounts = Path(f"/proc/{self._inner(node)}/mounts").read_text()
                 found += [node for line in mounts.splitlines() if line.split()[0] == device]
         return found
+
+    def leases(self, node: str, group: str) -> list[str]:
+        """What our processes on a node have told the group's reader agent."""
+        listed = self.run(node, "bash", "-c", f"cd /run/nightferry/{group} && ls *.lease").stdout
+        return listed.split()
+
+    def until_alone(self, node: str) -> None:
+        """Waits until a node sees that it has no quorum."""
+        end = time.monotonic() + _STARTED_S
+        while 'with_quorum="true"' in self.run(node, "crm_mon", "-1", "--output-as=xml").stdout:
+            assert time.monotonic() < end, f"{node} keeps its quorum"
+            self._ended.wait(0.1)
 
     def device(self, group: str) -> str:
         return self._devices[group][0]
@@ -427,6 +432,7 @@ def _look(root: ET.Element) -> Look:
         groups[group.get("id", "")] = where.pop() if len(where) == 1 else None
     return Look(
         online={n.get("name", "") for n in nodes if n.get("online") == "true" and n.get("pending") != "true"},
+        usable={n.get("name", "") for n in nodes if n.get("online") == "true" and n.get("standby") != "true"},
         groups=groups,
         unclean={n.get("name", "") for n in nodes if n.get("unclean") == "true"},
         failures=[f"{f.get('op_key')} on {f.get('node')}" for f in root.findall("failures/failure")],
