@@ -43,6 +43,11 @@ class Holder(BaseModel):
     pid: int
     since: AwareDatetime
 
+    @property
+    def key(self) -> str:
+        """Tells this holding of the lock from every other."""
+        return f"{self.node}/{self.pid}/{self.since.isoformat()}"
+
 
 class DrainRequest(BaseModel):
     """Somebody asks the run of a BACK group to end at the next image boundary."""
@@ -104,15 +109,22 @@ class RunLock:
         return self
 
     @property
+    def key(self) -> str:
+        """What other processes that work under this lock know it by.
+
+        Raises:
+            BusyError: this object has not taken the lock.
+        """
+        return self._holding.key
+
+    @property
     def since(self) -> datetime:
         """When this object took the lock.
 
         Raises:
             BusyError: it has not.
         """
-        if self._holder is None:
-            raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
-        return self._holder.since
+        return self._holding.since
 
     def name_run(self, run: str) -> None:
         """Writes into the lock which run holds it, for whoever finds it taken.
@@ -165,6 +177,12 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    @property
+    def _holding(self) -> Holder:
+        if self._holder is None:
+            raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
+        return self._holder
 
     def _lock(self, fd: int) -> None:
         # Several tries: `holder` of another process may be looking, and a holder that has just locked may

@@ -55,10 +55,36 @@ def to_passive(
         ClusterError: no passive node is usable.
         MoveFailed: the disk did not arrive; stage two must not read.
     """
-    opened.require_here(opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
     require_open(opened, run)
     target = target_of(opened, run.back_group, to)
     return _when_free(opened, run, target, waits=True, progress=progress, cancel=cancel)
+
+
+SERVICE_S = 900.0
+"""How long a service may take until it is started somewhere for certain."""
+
+
+def wait_for_service(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> str:
+    """The node that serves a BACK group's stores; a failover of them or of the disk on its way is waited for.
+
+    Raises:
+        ClusterError: it is not certain after ``SERVICE_S``.
+        Cancelled: while it waited.
+    """
+    ends = opened.clock.monotonic() + SERVICE_S
+    said = False
+    while True:
+        try:
+            opened.cluster.where(back_group)
+            return opened.active_node(back_group)
+        except ClusterError as error:
+            if opened.clock.monotonic() >= ends:
+                raise
+            if not said:
+                said = True
+                progress.say(f"waiting for the service of {back_group}: {error.message}", subject=back_group)
+        cancel.check()
+        opened.clock.sleep(1.0)
 
 
 def require_handed_over(opened: OpenSite, back_group: str) -> None:
@@ -80,6 +106,26 @@ def require_handed_over(opened: OpenSite, back_group: str) -> None:
             hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves first",
             subject=newest.run,
         )
+
+
+def take_over(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> None:
+    """Takes a disk that another node moved here through the gate: the first thing that work here does.
+
+    A disk that is taken already, or that is not here, is left alone.
+
+    Raises:
+        GateClosed: it came here, and not through the gate.
+        MoveFailed: it is not the disk we know.
+    """
+    if opened.here is None or not opened.sees(back_group):
+        return
+    opened.catalog.refresh()
+    newest = next(iter(opened.catalog.runs(back_group)), None)
+    token = opened.disk(back_group).owner()
+    if newest is None or newest.node == opened.here or (token is not None and token.node == opened.here):
+        return
+    require_open(opened, newest)
+    _when_free(opened, newest, opened.here, waits=True, progress=progress, cancel=cancel)
 
 
 def settle(opened: OpenSite, back_group: str, *, progress: Progress) -> None:
