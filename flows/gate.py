@@ -12,7 +12,7 @@ from blocks.site import Site
 from flows.two_stage import two_stage_backup
 from nightferry.ops import gate
 from tasks.bridge import at_work, opened
-from tasks.part import part
+from tasks.part import as_own, part
 from tasks.place import at, is_here
 
 
@@ -45,5 +45,4 @@ def approve_gate(site: Site, run: str, stores: list[str], reason: str) -> State[
                 stores=stores,
                 reason=reason,
             )
-    # A child's own state would only be counted; its name and message are this flow's end, too.
-    return State(type=ended.type, name=ended.name, message=ended.message)
+    return as_own(ended)

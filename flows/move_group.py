@@ -18,6 +18,8 @@ from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.gate import require_open, to_passive
 from tasks.place import at, is_here
 
+GATE_HELD = "GateHeld"
+
 
 @flow(name="move-group", flow_run_name="move {back_group}", persist_result=False)
 def move_group(

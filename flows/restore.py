@@ -22,6 +22,7 @@ from nightferry.ops import restore as ops
 from nightferry.ops.opened import OpenSite
 from nightferry.units import format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
+from tasks.part import as_own
 from tasks.place import at, is_here
 
 
@@ -54,7 +55,7 @@ def restore_files(
     with at_work():
         where = _place(site, store, node)
         if where is not None:
-            return at(
+            ended = at(
                 where,
                 restore_files,
                 site,
@@ -68,6 +69,7 @@ def restore_files(
                 overwrite=overwrite,
                 node=where,
             )
+            return as_own(ended)
         return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite)
 
 
@@ -95,7 +97,7 @@ def restore_store(
     with at_work():
         where = _place(site, store, node)
         if where is not None:
-            return at(
+            ended = at(
                 where,
                 restore_store,
                 site,
@@ -107,6 +109,7 @@ def restore_store(
                 copy_from=copy_from,
                 node=where,
             )
+            return as_own(ended)
         return _restore(site, store, [], to, as_of, image, copy_from, "never")
 
 

@@ -12,7 +12,7 @@ from prefect.states import Completed, Failed
 
 from blocks.site import Site
 from flows.show import final_state
-from nightferry.errors import ConfigError, GateClosed
+from nightferry.errors import ConfigError
 from nightferry.model.records import RunRecord
 from nightferry.ops.gate import approve, look
 from nightferry.ops.hooks import hooked
@@ -24,12 +24,11 @@ from nightferry.ops.stage import lost_images, require_owner
 from nightferry.plan.batches import batches
 from nightferry.plan.window import start_delays
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
-from tasks.gate import require_open, to_active, write_seal
+from tasks.gate import to_active, write_seal
 from tasks.runner import at_once
 from tasks.stage import stage_batch, stage_store
 
 PARTIAL = "Partial"
-GATE_HELD = "GateHeld"
 
 
 @flow(name="stage-one", flow_run_name="stage one of {run}", persist_result=False)
@@ -43,16 +42,15 @@ def stage_one(
     stagger: bool = True,
     lock: str | None = None,
 ) -> State[Any]:
-    """Brings the disk here, stages every store that is due, seals, and asks the gate.
+    """Brings the disk here, stages every store that is due, and seals.
 
-    Whether stage one is complete is not decided by the tasks: the seal lists what our records and the disk say. Ends
-    ``Completed`` or ``Partial`` with an open gate, else ``GateHeld``; a night of stage one alone ends with its seal.
+    Whether stage one is complete is not decided here: the seal lists what our records and the disk say.
 
     Args:
         site: The site.
         run: The run.
         back_group: Its BACK group.
-        stage: ``one`` ends after the seal.
+        stage: ``one`` ends the night with the seal, and with its report.
         accept_partial: Stores that may be partial or missing, recorded as an approval with the reason.
         reason: Why that is accepted.
         stagger: Wait for each storage group's own start time.
@@ -80,13 +78,9 @@ def stage_one(
                 if result.gate.state == "open":
                     set_state(here, record, state="sealed")
                 return final_state(here, result)
-            try:
-                require_open(site, run, back_group)
-            except GateClosed:
-                return final_state(here, night_result(here, record))
             if failed:
                 return Failed(name=PARTIAL, message=f"not staged: {', '.join(failed)}")
-            return Completed(message="every store is staged, and the gate is open")
+            return Completed(message="every store is staged")
 
 
 def _stage_all(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> list[str]:

@@ -25,7 +25,7 @@ from nightferry.ops.stream import owed
 from nightferry.plan.balance import longest_first
 from nightferry.progress import Cancel
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
-from tasks.part import part
+from tasks.part import as_own, part
 from tasks.place import at, is_here
 from tasks.runner import threads
 from tasks.stream import deliver_catalog, free_staging, stream_image
@@ -51,7 +51,9 @@ def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | N
         here = opened(site)
         owner = here.cluster.where(back_group)
         if not is_here(here, owner):
-            return at(owner, stage_two, site, key=f"by hand/{uuid4()}", back_group=back_group, run=run)
+            return as_own(
+                at(owner, stage_two, site, key=f"by hand/{uuid4()}", back_group=back_group, run=run)
+            )
         policy = {name for group in here.site.groups_of(back_group) for name in group.copies}
         # A storage group that went to another BACK group may still owe copies from this one.
         names = sorted(policy | {each.destination for each in owed(here, back_group)})

@@ -11,9 +11,9 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from blocks.site import Site
-from flows.move_group import move_group
+from flows.move_group import GATE_HELD, move_group
 from flows.show import final_state
-from flows.stage_one import GATE_HELD, PARTIAL, stage_one
+from flows.stage_one import PARTIAL, stage_one
 from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GroupStopping, NodeAway
@@ -24,11 +24,8 @@ from nightferry.ops.report import night_result
 from nightferry.ops.run import begin_run, end_run, run_lock, set_state
 from nightferry.ops.stream import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
-from tasks.part import require_success
+from tasks.part import as_own, require_success
 from tasks.place import at
-
-OUTCOMES = (GATE_HELD, PARTIAL, COPY_MISSING)
-"""Names of final states that say what a night came to; any other failure is an error."""
 
 MOST_FAILOVERS = 5
 """How often stage one follows the service to another node within a night."""
@@ -153,8 +150,8 @@ def night(
             stagger=stagger,
             lock=lock,
         )
-        if stage == "one" or staged.name in (GATE_HELD, COPY_MISSING):
-            return staged
+        if stage == "one":
+            return as_own(staged)
         if staged.name != PARTIAL:
             require_success(staged)
     moved = at(
@@ -167,7 +164,7 @@ def night(
         lock=lock,
     )
     if moved.name == GATE_HELD:
-        return moved
+        return as_own(moved)
     require_success(moved)
     streamed = at(
         here.cluster.where(back_group),
@@ -215,7 +212,11 @@ def stage_one_where_the_service_is(
         except NodeAway as away:
             staged = Failed(message=str(away), data=away)
         CANCEL.check()
-        if staged.is_completed() or staged.name in OUTCOMES or not _went_elsewhere(here, run, staged):
+        if (
+            staged.is_completed()
+            or staged.name in (PARTIAL, GATE_HELD)
+            or not _went_elsewhere(here, run, staged)
+        ):
             return staged
         PrefectProgress().say(
             f"the service of {run.back_group} left {node} during stage one: {staged.message}",
