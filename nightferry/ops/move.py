@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from nightferry.cluster.base import ClusterView
 from nightferry.cluster.busy import users_of
@@ -185,13 +188,33 @@ def move_ungated(
     into the owner token and the catalog. A blank disk in the place of the one we knew is taken into use."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     run = f"maintenance by {operator()}: {reason}"
-    return _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+    with _hooked(opened, back_group, to, run, progress=progress, cancel=cancel):
+        return _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
 
 
 def _when_free(
     opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
 ) -> str:
     """Moves the run's disk when nobody reads from it any more."""
+    with _hooked(opened, run.back_group, target, run.run, progress=progress, cancel=cancel):
+        return _retried(opened, run, target, waits=waits, progress=progress, cancel=cancel)
+
+
+@contextmanager
+def _hooked(
+    opened: OpenSite, back_group: str, target: str, run: str, *, progress: Progress, cancel: Cancel
+) -> Iterator[None]:
+    """The site's hooks around a move, once however long it waits; none where the disk is there already."""
+    if opened.cluster.where(back_group) == target:
+        yield
+        return
+    with hooked(opened, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
+        yield
+
+
+def _retried(
+    opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
+) -> str:
     said = ""
     while True:
         try:
@@ -233,10 +256,9 @@ def _move(
     cancel.check()
     with opened.leases(back_group).exclusive():
         if not plan.is_noop:
-            with hooked(opened, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
-                _require_unused(opened, back_group, plan.source)
-                progress.say(f"moving {back_group} from {plan.source} to {target}")
-                opened.cluster.move(plan, run=run, cancel=cancel)
+            _require_unused(opened, back_group, plan.source)
+            progress.say(f"moving {back_group} from {plan.source} to {target}")
+            opened.cluster.move(plan, run=run, cancel=cancel)
         if opened.cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
         if opened.here not in (None, target):
@@ -259,7 +281,10 @@ def _require_unused(opened: OpenSite, back_group: str, source: str) -> None:
     """
     if opened.here != source:
         return  # where one machine plays every node nothing is unmounted; from elsewhere it cannot be seen
-    users = users_of(opened.disk(back_group).path)
+    path = opened.disk(back_group).path
+    if path.stat().st_dev == Path("/").stat().st_dev:
+        return  # a folder of the root file system is never unmounted
+    users = users_of(path)
     if users:
         raise BusyError(
             f"the disk of {back_group} is kept busy by {', '.join(users)}",

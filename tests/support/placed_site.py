@@ -69,7 +69,11 @@ class PlacedSite(NightSite):
                     *("--name", node, *names),
                 ],
                 cwd=folder,
-                env=environment(NIGHTFERRY_NODE=node, PREFECT_WORKER_QUERY_SECONDS="1"),
+                env=environment(
+                    NIGHTFERRY_NODE=node,
+                    PREFECT_WORKER_QUERY_SECONDS="1",
+                    PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="INFO",
+                ),
                 stdout=log,
                 stderr=log,
                 # See the worker of test_e2e_deploy.
