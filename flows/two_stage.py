@@ -21,7 +21,7 @@ from nightferry.model.records import RunRecord
 from nightferry.ops.move import settle, wait_for_service
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
-from nightferry.ops.run import begin_run, end_run, run_lock, set_state
+from nightferry.ops.run import begin_run, end_run, lock_key, run_lock, set_state
 from nightferry.ops.stream import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success
@@ -98,7 +98,7 @@ def two_stage_backup(
                     here,
                     begun,
                     stage,
-                    lock=lock.key,
+                    lock=lock_key(here, back_group),
                     accept_partial=accepted,
                     reason=reason,
                     stagger=stagger,

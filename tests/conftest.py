@@ -7,9 +7,12 @@ import shutil
 
 import pytest
 
+from tests.servers.ftp import ftp
+from tests.servers.moto import moto
 from tests.servers.pacemaker import pacemaker
 from tests.servers.seaweed import seaweed
 from tests.servers.sshd import sshd
+from tests.servers.tgtd import tgtd
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
@@ -21,4 +24,4 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     )
 
 
-__all__ = ["needs", "pacemaker", "seaweed", "sshd"]
+__all__ = ["ftp", "moto", "needs", "pacemaker", "seaweed", "sshd", "tgtd"]

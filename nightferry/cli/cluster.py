@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
@@ -42,8 +43,11 @@ def view() -> None:
                 )
             except ClusterError as error:
                 disks.append({"back_group": back_group.name, "path": back_group.path, "error": error.message})
+    fencing = {True: "on", False: "OFF", None: "unknown"}[seen.fencing]
     session.out.result(
         {"cluster": seen, "disks": disks},
+        f"{seen.kind}: {'quorum' if seen.quorate else 'NO QUORUM'}, fencing {fencing}",
+        *(f"left over: {text}" for text in seen.leftovers),
         table(
             ["node", "role", "usable", "note"],
             [[n.name, n.role, "yes" if n.usable else "no", n.note or None] for n in seen.nodes],
@@ -65,6 +69,22 @@ def view() -> None:
             ],
         ),
     )
+
+
+@app.command
+def install_agent(*, agents: Path = Path("/usr/lib/ocf/resource.d")) -> None:
+    """Puts the resource agent nightferry-reader where this node's Pacemaker finds it (docs/cluster.md).
+
+    Parameters
+    ----------
+    agents
+        The folder of the resource agents.
+    """
+    from nightferry.cluster.reader_agent import install_agent as install
+
+    session = current()
+    path = install(agents)
+    session.out.result({"agent": path}, f"{path} is there: ocf:nightferry:nightferry-reader")
 
 
 @app.command
@@ -103,7 +123,9 @@ def move(
     session = current()
     with OpenSite(session.load_site()) as here:
         name = here.site.back_group(back_group).name
-        if to is not None:
+        if to is not None and not ungated:
+            ops.require_target(here, name, to)
+        elif to is not None:
             here.site.node(to)
         here.catalog.refresh()
         run = next(iter(here.catalog.runs(name)), None)

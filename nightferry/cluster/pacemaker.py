@@ -7,10 +7,12 @@ only ``crm_mon``, which tells members, nodes and failures apart.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
+from nightferry.cluster import crm_check, crm_disk
 from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
 from nightferry.cluster.crm import Action, Configured, CrmGroup, Failure, Pin, Status, read_cib
 from nightferry.cluster.tools import CrmTools, pin_id
@@ -60,6 +62,7 @@ class PacemakerCluster:
         nodes: The site's nodes; ``host`` is what the cluster calls each.
         groups: The resource groups, MAIL and BACK.
         register: Remembers our constraints.
+        disks: BACK group → where the site file expects its disk, for `check`.
         allow_without_fencing: Move although a lost node would not be fenced off.
         move_s: How long a group's stop and start may take.
         tools: Pacemaker's.
@@ -71,6 +74,7 @@ class PacemakerCluster:
         groups: Sequence[str],
         register: Register,
         *,
+        disks: Mapping[str, Path] | None = None,
         allow_without_fencing: bool = False,
         move_s: float = MOVE_S,
         tools: CrmTools | None = None,
@@ -78,6 +82,7 @@ class PacemakerCluster:
         self._nodes = tuple(nodes)
         self._groups = tuple(dict.fromkeys(groups))
         self._register = register
+        self._disks = dict(disks or {})
         self._allow_without_fencing = allow_without_fencing
         self._move_s = move_s
         self._tools = tools or CrmTools()
@@ -176,10 +181,27 @@ class PacemakerCluster:
 
     def check(self) -> list[Finding]:
         try:
-            self.view()
+            status, configured = self._tools.status(), read_cib(self._tools.cib())
+            here = self.here
         except ClusterError as error:
             return [Finding("NF-CLUSTER-001", "fail", error.message, error.hint)]
-        return []
+        findings = [
+            *crm_check.whole_cluster(status, configured, allowed=self._allow_without_fencing),
+            *crm_check.nodes(status, self._nodes),
+            *crm_check.installed(configured),
+        ]
+        for name in self._groups:
+            view = self._group_view(name, status)
+            if view.state != "started":
+                text = f"{name} is {view.state} on {view.owner or 'no node'}: {view.note}"
+                findings.append(Finding("NF-CLUSTER-004", "fail", text, "start it; see `crm_mon -1rf`"))
+            findings += crm_check.group(self._group(name, status), status, configured)
+            if name in self._disks:
+                is_here = view.state == "started" and view.owner == here
+                findings += crm_check.stickiness(name, configured)
+                findings += crm_disk.disk(name, self._disks[name], configured, here=is_here)
+        ours = [pin.id for pin in configured.pins if self._is_ours(pin)]
+        return [*findings, *crm_check.pins(configured, ours)]
 
     # -- what stands in the way ---------------------------------------------------------------
 

@@ -14,15 +14,39 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from nightferry.errors import Cancelled, GroupStopping
+from nightferry.errors import Cancelled, ClusterError, GroupStopping
 from nightferry.progress import Cancel
+from nightferry.transfer.durable import replace_file
 
 AGENT = "nightferry-reader"
 AGENT_PATH = Path(__file__).with_name("ocf") / AGENT
 """The agent, to be copied below the resource agents of each node."""
 
+OCF_AGENTS = Path("/usr/lib/ocf/resource.d")
+"""Where the cluster looks for agents, in a folder per provider. Source: OCF resource agent API 1.1, 3.2."""
+
+PROVIDER = "nightferry"
+
 RUN_FOLDER = Path("/run/nightferry")
 LOOK_EVERY_S = 0.25
+
+
+def install_agent(agents: Path = OCF_AGENTS) -> Path:
+    """Puts the agent where this node's cluster finds it; returns its path.
+
+    Raises:
+        ClusterError: it cannot be written.
+    """
+    path = agents / PROVIDER / AGENT
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        replace_file(path, AGENT_PATH.read_bytes())
+        path.chmod(0o755)
+    except OSError as error:
+        raise ClusterError(
+            f"cannot write {path}: {error.strerror}", hint="run as root", subject=str(path)
+        ) from error
+    return path
 
 
 @contextmanager

@@ -271,6 +271,26 @@ class CartridgeRecord(Record):
         return f"{self.destination}/{self.barcode}"
 
 
+class LeaseRecord(Record):
+    """Who may run a BACK group, where no lock of an operating system reaches every node.
+
+    The newest one counts: what is in the log after it was written under it, and by nobody before it.
+    """
+
+    kind: ClassVar[str] = "lease"
+    back_group: str
+    state: Literal["held", "free"]
+    run: str
+    window: str
+    node: str
+    pid: int
+    since: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.back_group
+
+
 class SelectionRecord(Record):
     """A storage group's fixed list of stores."""
 
@@ -299,6 +319,22 @@ class FreedRecord(Record):
         return self.image
 
 
+class RecallRecord(Record):
+    """A copy that was asked back from an archive, so that it is asked for once and its wait has a beginning."""
+
+    kind: ClassVar[str] = "recall"
+    image: str
+    destination: str
+    epoch: int
+    """The copy's."""
+    storage_class: str
+    asked: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return f"{self.image}@{self.destination}#{self.epoch}"
+
+
 RECORDS: dict[str, type[Record]] = {
     record.kind: record
     for record in (
@@ -311,8 +347,10 @@ RECORDS: dict[str, type[Record]] = {
         ConstraintRecord,
         CopyRecord,
         CartridgeRecord,
+        LeaseRecord,
         SelectionRecord,
         FreedRecord,
+        RecallRecord,
     )
 }
 

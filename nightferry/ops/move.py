@@ -10,7 +10,7 @@ from pathlib import Path
 from nightferry.cluster.base import ClusterView
 from nightferry.cluster.busy import users_of
 from nightferry.cluster.disk import OwnerToken
-from nightferry.errors import BusyError, ClusterError, GateClosed, MoveFailed
+from nightferry.errors import BusyError, ClusterError, ConfigError, GateClosed, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
 from nightferry.ops.hooks import hooked
@@ -20,6 +20,9 @@ from nightferry.plan.placement import place
 from nightferry.progress import Cancel, Progress
 
 log = logging.getLogger(__name__)
+
+IDLE_WITHIN_S = 5.0
+"""Whoever looks at a disk in passing has left it by then."""
 
 
 def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: Cancel) -> str:
@@ -53,11 +56,14 @@ def to_passive(
         cancel: Seen while it waits and before the move.
 
     Raises:
+        ConfigError: ``to`` is no target.
         GateClosed: not every store is proven staged.
         NotOwner: the disk, which the gate reads, is on another node than this one.
         ClusterError: no passive node is usable.
         MoveFailed: the disk did not arrive; stage two must not read.
     """
+    if to is not None:
+        require_target(opened, run.back_group, to)
     require_open(opened, run)
     target = target_of(opened, run.back_group, to)
     return _when_free(opened, run, target, waits=True, progress=progress, cancel=cancel)
@@ -166,6 +172,21 @@ def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
     return targets[0]
 
 
+def require_target(opened: OpenSite, back_group: str, node: str) -> None:
+    """The gate lets a disk by to a passive node only, or to one that the BACK group's ``targets`` name.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    names = {spec.name for spec in (*opened.site.passive_nodes, *opened.site.targets(back_group))}
+    if opened.site.node(node).name not in names:
+        raise ConfigError(
+            f"{node} is no target of {back_group}: the gate hands the disk to a passive node",
+            hint=f"there are: {', '.join(sorted(names))}; for maintenance see --ungated",
+            subject=node,
+        )
+
+
 def placement(opened: OpenSite, view: ClusterView) -> dict[str, str | None]:
     """Which passive node takes which BACK group, as the cluster is now; None where none can."""
     site = opened.site
@@ -256,7 +277,7 @@ def _move(
     cancel.check()
     with opened.leases(back_group).exclusive():
         if not plan.is_noop:
-            _require_unused(opened, back_group, plan.source)
+            _require_unused(opened, back_group, plan.source, cancel)
             progress.say(f"moving {back_group} from {plan.source} to {target}")
             opened.cluster.move(plan, run=run, cancel=cancel)
         if opened.cluster.where(back_group) != target:
@@ -273,24 +294,27 @@ def _move(
     return target
 
 
-def _require_unused(opened: OpenSite, back_group: str, source: str) -> None:
+def _require_unused(opened: OpenSite, back_group: str, source: str, cancel: Cancel) -> None:
     """Nobody has anything open on the disk, else its stop would fail, and with fencing cost the node.
 
     Raises:
-        BusyError: somebody has.
+        MoveFailed: somebody has, and still has after some seconds.
     """
     if opened.here != source:
         return  # where one machine plays every node nothing is unmounted; from elsewhere it cannot be seen
     path = opened.disk(back_group).path
     if path.stat().st_dev == Path("/").stat().st_dev:
         return  # a folder of the root file system is never unmounted
-    users = users_of(path)
-    if users:
-        raise BusyError(
-            f"the disk of {back_group} is kept busy by {', '.join(users)}",
-            hint="end them, or let them leave the disk; moved now, it could not be unmounted",
-            subject=back_group,
-        )
+    end = opened.clock.monotonic() + IDLE_WITHIN_S
+    while users := users_of(path):
+        if opened.clock.monotonic() > end:
+            raise MoveFailed(
+                f"the disk of {back_group} is kept busy by {', '.join(users)}",
+                hint="end them, or let them leave the disk: it could not be unmounted; nothing was moved",
+                operation="move",
+                subject=back_group,
+            )
+        cancel.wait(0.25)
 
 
 def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bool) -> OwnerToken | None:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.cluster.reader_agent import working_on
 from nightferry.destination.base import Destination
-from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, NotOwner, Unavailable
+from nightferry.errors import CatalogError, ClusterError, NotOwner, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.fields import BandwidthStep
@@ -36,7 +36,7 @@ from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogConstraints, CatalogRegister
-from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
+from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.progress import Cancel
 from nightferry.transfer.ring import RingSettings
@@ -59,15 +59,21 @@ class OpenSite:
     Args:
         loaded: The site file as read.
         clock: Handed to everything that waits or stamps.
+        catalog: Another catalog than the site's own, which is lost: no destination is new then, whatever this
+            one knows of it.
     """
 
-    def __init__(self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK, catalog: Catalog | None = None
+    ) -> None:
         self.loaded = loaded
         self.site: Site = loaded.site
         self.clock = clock
         self.site.require_delivered()
         self.host = socket.gethostname()
-        self.catalog = self._open_catalog()
+        self._closing = ExitStack()
+        self._is_lost = catalog is not None
+        self.catalog = catalog if catalog is not None else self._open_catalog()
         self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
@@ -98,6 +104,7 @@ class OpenSite:
                     self.site.nodes,
                     groups,
                     CatalogConstraints(self.catalog, self.clock),
+                    disks={b.name: b.path for b in self.site.back_groups},
                     allow_without_fencing=settings.allow_without_fencing,
                     move_s=settings.move_deadline,
                 )
@@ -192,7 +199,8 @@ class OpenSite:
     def leases(self, back_group: str) -> Leases:
         """Who reads from the BACK group's disk, on any node."""
         name = self.site.back_group(back_group).name
-        return Leases(self.site.catalog_path / "locks" / f"{name}.readers", name, self.clock)
+        beside = self.site.catalog_path or self.site.cluster_state_path.parent
+        return Leases(beside / "locks" / f"{name}.readers", name, self.clock)
 
     def back_group_of(self, image: ImageRecord) -> str:
         """The BACK group that the image was staged on.
@@ -310,14 +318,14 @@ class OpenSite:
 
     def speeds(self) -> dict[str, Speed]:
         """What each destination can be expected to do, to choose where to restore from."""
-        kinds = {TapeSettings: TAPE_SPEED, S3Settings: OBJECT_SPEED, FsspecSettings: FOLDER_SPEED}
-        return {d.name: kinds[type(d)] for d in self.site.destinations}
+        return {d.name: _speed(d) for d in self.site.destinations}
 
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
         for name in list(self._destinations):
             self.close_destination(name)
+        self._closing.close()
 
     def __enter__(self) -> OpenSite:
         return self
@@ -328,14 +336,27 @@ class OpenSite:
         self.close()
 
     def _open_catalog(self) -> Catalog:
-        """The catalog's folder, made on a site's first use; its parent must be there.
+        """The catalog, begun on a site's first use; the folder above it, or its bucket, must be there.
 
         Raises:
             CatalogError: it is not there, or the BACK disks show that this is not the first use.
         """
         path = self.site.catalog_path
+        used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
+        if path is None:
+            from nightferry.ops.catalog_bucket import open_catalog_bucket
+
+            storage = open_catalog_bucket(self.site.catalog_bucket(), clock=self.clock)
+            self._closing.callback(storage.close)
+            catalog = Catalog(storage, node=self.host, clock=self.clock)
+            if catalog.is_empty and used:
+                raise CatalogError(
+                    f"the catalog {storage} is empty, and {', '.join(used)} was used before",
+                    hint="correct site.catalog, or see docs/recovery.md; to begin anew, remove the disk's .nightferry",
+                    subject=str(storage),
+                )
+            return catalog
         if not path.exists() and path.parent.is_dir():
-            used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
             if used:
                 raise CatalogError(
                     f"the catalog {path} is not there, and {', '.join(used)} was used before",
@@ -346,9 +367,16 @@ class OpenSite:
         return Catalog(path, node=self.host, clock=self.clock)
 
     def _holds_copies(self, name: str) -> bool:
-        """Whether copies at a destination are on record that may be there."""
+        """Whether copies at a destination are on record that may be there, or the records are lost."""
         held = ("whole", "verified", "suspect", "damaged")
-        return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
+        return self._is_lost or any(
+            copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)
+        )
+
+    def _shared_locks(self) -> Path | None:
+        """A folder that every node of the site sees, for locks; None when the catalog is no folder."""
+        path = self.site.catalog_path
+        return None if path is None else path / "locks"
 
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
@@ -369,12 +397,11 @@ class OpenSite:
             case TapeSettings():
                 from nightferry.destination.tape.library import TapeDestination
                 from nightferry.destination.tape.pool import Pool
-                from nightferry.destination.tape.virtual import open_virtual
+                from nightferry.ops.libraries import open_library
 
                 library = settings.library
-                if not isinstance(library, VirtualLibrary):
-                    raise NotInThisRelease(f"libraries of kind {library.kind!r} are not in this release")
-                self._require_known(settings.name, library.path / "library.json")
+                if isinstance(library, VirtualLibrary):
+                    self._require_known(settings.name, library.path / "library.json")
                 pool = Pool(
                     settings.pool.name,
                     settings.pool.barcodes,
@@ -383,13 +410,7 @@ class OpenSite:
                 )
                 return TapeDestination(
                     settings.name,
-                    open_virtual(
-                        library.path,
-                        library.drives,
-                        library.slots,
-                        library.cartridge_bytes,
-                        library.ports,
-                    ),
+                    open_library(library, self._shared_locks(), self.clock),
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
@@ -410,6 +431,18 @@ class OpenSite:
                 return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
             case _:
                 assert_never(settings)
+
+
+def _speed(settings: DestinationSettings) -> Speed:
+    match settings:
+        case TapeSettings():
+            return TAPE_SPEED
+        case S3Settings():
+            return ARCHIVE_SPEED if settings.archives else OBJECT_SPEED
+        case FsspecSettings():
+            return FOLDER_SPEED if settings.scheme == "file" else OBJECT_SPEED
+        case _:
+            assert_never(settings)
 
 
 def operator() -> str:

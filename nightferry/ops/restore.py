@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from nightferry.errors import (
     GroupStopping,
     IntegrityError,
     MediumDamaged,
+    NeedsRecall,
     NightferryError,
     NotInThisRelease,
     PartialResult,
@@ -46,16 +48,19 @@ from nightferry.ops.in_place import (
     store_in_use,
 )
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.recall import Turns, archived
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.stage import proven_chunks
 from nightferry.ops.stream import describe_location, mark_damaged
 from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.plan.match import Matcher
-from nightferry.plan.restore_order import STAGING, Choice, choose_copies
+from nightferry.plan.restore_order import STAGING, Choice, choose_copies, recalled_last
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.reading import FileReader
 from nightferry.units import counted
+
+log = logging.getLogger(__name__)
 
 
 class Absent(NamedTuple):
@@ -88,6 +93,7 @@ class RestorePlan:
             "image": self.image.image,
             "copy": first.source if first else None,
             "fallbacks": [p.source for p in self.places[1:]],
+            "needs_recall": [p.source for p in self.places if p.needs_recall],
             "cartridges": [p["barcode"] for p in parts],
             "location": describe_location(first.copy) if first and first.copy else str(self.image.path),
             "files": len(self.rows),
@@ -177,6 +183,19 @@ def plan_restore(
     return RestorePlan(image, places, rows, target, tuple(_absent(image, chosen, named=bool(patterns))))
 
 
+def look_for_recalls(opened: OpenSite, plan: RestorePlan) -> RestorePlan:
+    """The plan in the order in which it would be followed: asks each destination whether its copy must be
+    recalled. One that does not answer keeps its place."""
+    away = []
+    for place in plan.places:
+        try:
+            if place.copy is not None and archived(opened, place.copy) is not None:
+                away.append(place.source)
+        except NightferryError as error:
+            log.info("%s cannot be asked for %s: %s", place.source, plan.image.image, error)
+    return replace(plan, places=tuple(recalled_last(plan.places, away)))
+
+
 def _absent(image: ImageRecord, chosen: Sequence[IndexRow], *, named: bool) -> Iterator[Absent]:
     """What a whole image lacks was tolerated, what vanished was not there; who names files wants those."""
     reasons = {"vanished": "it vanished before it was read", "unreadable": "it could not be read"}
@@ -208,7 +227,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    index = Index(opened.catalog.index_path(image.image).read_bytes())
+    index = Index(opened.catalog.index(image.image))
     for row in index.select(lambda path: _may_match(chosen, unmatched, path)) if patterns else index:
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
@@ -278,7 +297,8 @@ def restore(
     progress: Progress,
     cancel: Cancel,
 ) -> Restored:
-    """Follows a plan, place after place until every row is back.
+    """Follows a plan, place after place until every row is back; what lies in an archive is recalled only when
+    nothing else could be read.
 
     With ``below`` the target is walked to from there without following a link.
 
@@ -302,8 +322,10 @@ def restore(
         _require_no_journals(plan)
         _tell_absent(plan, tree)
         done: set[bytes] = set()
-        for place in plan.places:
+        turns = Turns(opened, plan.places)
+        for place in turns:
             try:
+                turns.ready(place, progress=progress, cancel=stop)
                 with (
                     opened.working_on(
                         back_group=opened.back_group_of(plan.image) if place.copy is None else "", cancel=stop
@@ -321,6 +343,8 @@ def restore(
                         subject=subject,
                     )
             except (IntegrityError, DestinationError, BusyError, GroupStopping) as error:
+                if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
+                    continue
                 errors.append(error)
                 damaged.append(place.source)
                 progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)
@@ -356,9 +380,9 @@ def forecast(
 @contextmanager
 def _nothing_to_read(opened: OpenSite, image: ImageRecord) -> Iterator[ImageReader]:
     """The catalog's index as if it were the image: enough for a dry run, which reads no payload."""
-    path = opened.catalog.index_path(image.image)
-    with FileReader(path) as reader:
-        yield ImageReader(reader, index=path.read_bytes())
+    index = opened.catalog.index(image.image)
+    with FileReader(os.devnull) as reader:
+        yield ImageReader(reader, index=index)
 
 
 def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = None) -> RestorePlan:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
 from nightferry.catalog.locks import RunLock
-from nightferry.errors import BusyError, CatalogError, ConfigError
+from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
 from nightferry.ops.leftovers import clear_leftovers
 from nightferry.ops.opened import OpenSite, operator
@@ -58,7 +58,7 @@ def run_lock(
     cancel: Cancel,
     under: str | None = None,
 ) -> Iterator[RunLock | BorrowedLock]:
-    """Holds the BACK group for this process; the operating system gives it back when the process dies.
+    """Holds the BACK group for this process; it is given back when the process dies (``catalog/locks.py``).
 
     Inside itself (a subflow of the night) it gives the lock that is held already. A part of the night on another
     node works ``under`` the lock of the process that sent it there, named by its key, and is told to stop by
@@ -70,7 +70,7 @@ def run_lock(
 
     Raises:
         BusyError: another process runs this window, or ``on_overrun = "skip"``, or the night that this is a part
-            of has ended.
+            of has ended; or this one gave no sign of life for so long that another took the BACK group over.
     """
     if back_group in opened.held:
         yield opened.held[back_group]
@@ -81,8 +81,18 @@ def run_lock(
         return
     window = window_now(opened, back_group, moment)
     lock = opened.catalog.run_lock(back_group)
+
+    def acquire() -> None:
+        lock.acquire(
+            run="",
+            window=window,
+            say=lambda text: progress.say(text, subject=back_group),
+            lost=cancel.set,
+            cancel=cancel,
+        )
+
     try:
-        lock.acquire(run="", window=window)
+        acquire()
     except BusyError:
         holder = lock.holder()
         policy = opened.site.back_group(back_group).on_overrun
@@ -94,13 +104,28 @@ def run_lock(
         progress.say(
             f"waiting for run {holder.run} of {back_group} to give the disk back", subject=back_group
         )
-        _wait_for(lock, window, opened, cancel)
+        _wait_for(acquire, lock, opened, cancel)
     opened.held[back_group] = lock
     try:
         yield lock
+    except Cancelled:
+        lock.require()  # a run that was overtaken stops for that reason, not because somebody asked it to
+        raise
     finally:
         del opened.held[back_group]
         lock.release()
+
+
+def lock_key(opened: OpenSite, back_group: str) -> str:
+    """What a process on another node, sent there by the holder of the run lock, knows the lock by.
+
+    Raises:
+        BusyError: nobody holds it.
+    """
+    holder = opened.catalog.run_lock(back_group).holder()
+    if holder is None:
+        raise _night_ended(back_group)
+    return holder.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +184,11 @@ def _night_ended(back_group: str) -> BusyError:
     )
 
 
-def _wait_for(lock: RunLock, window: str, opened: OpenSite, cancel: Cancel) -> None:
+def _wait_for(acquire: Callable[[], None], lock: RunLock, opened: OpenSite, cancel: Cancel) -> None:
     while True:
         cancel.check()
         try:
-            lock.acquire(run="", window=window)
+            acquire()
         except BusyError:
             opened.clock.sleep(1.0)
         else:

@@ -78,8 +78,6 @@ RIGS = {
     "windows-cluster-exe": ClusterExeRig,
     "windows-powershell": PowerShellRig,
 }
-
-
 NEEDS = {"pacemaker": needs("crm_simulate", "crm_mon", "cibadmin")}
 
 

@@ -32,6 +32,8 @@ PROGRAMS = {
     "mkfs.ext4": "e2fsprogs",
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
+    "tgtd": "tgt",
+    "iscsi-inq": "libiscsi-bin",  # and with it the library that nightferry uses
 }
 """Program → Debian package."""
 

@@ -45,7 +45,7 @@ _COROSYNC = """totem {{
   transport: knet
   crypto_cipher: none
   crypto_hash: none
-  token: 1000
+  token: 3000
 }}
 nodelist {{
 {nodes}}}
@@ -86,9 +86,10 @@ until ip link show eth0 > /dev/null 2>&1; do read -rt 0.05 <> <(:) || :; done
 ip link set lo up
 ip addr add "$address/24" dev eth0
 ip link set eth0 up
-corosync -f > "$home/corosync.out" 2>&1 &
+nice -n -10 corosync -f > "$home/corosync.out" 2>&1 &
 until corosync-cfgtool -s > /dev/null 2>&1; do read -rt 0.05 <> <(:) || :; done
-PCMK_logfile=/var/log/pacemaker/pacemaker.log PCMK_logfacility=none pacemakerd > "$home/pacemakerd.out" 2>&1 &
+export PCMK_logfile=/var/log/pacemaker/pacemaker.log PCMK_logfacility=none
+nice -n -10 pacemakerd > "$home/pacemakerd.out" 2>&1 &
 exec sleep infinity
 """
 
@@ -168,7 +169,8 @@ class PacemakerServer:
         return self.done(node, "bash", "-c", line)
 
     def start(self, node: str, *command: str, **options: object) -> subprocess.Popen[str]:
-        """A command that runs on a node beside the test."""
+        """A command that runs on a node beside the test, and ends when the returned process is killed."""
+        command = ("setpriv", "--pdeathsig", "KILL", *command)
         return subprocess.Popen(self.argv(node, *command), text=True, **options)  # type: ignore[call-overload,no-any-return]
 
     def cut(self, node: str) -> None:
@@ -253,11 +255,9 @@ class PacemakerServer:
     def reset(self) -> None:
         """Everything up, whole and on the active node, whatever a test did."""
         self.fencing_answers = True
-        for node in NODES:
-            if not self.is_up(node):
-                self.boot(node)
+        for node in filter(self.is_up, NODES):
             self.heal(node)
-        self.until(lambda seen: seen.online == set(NODES) and not seen.unclean, "every node is online")
+        self.until(self._all_online, "every node is online")
         for node in NODES:
             self.run(node, "crm_attribute", "--node", node, "--name", "standby", "--delete")
         for group in GROUPS:
@@ -277,6 +277,12 @@ class PacemakerServer:
             for group in GROUPS:
                 self.run(ACTIVE, "crm_resource", "--clear", "--resource", group)
         self.fenced.clear()
+
+    def _all_online(self, seen: Look) -> bool:
+        for node in NODES:
+            if not self.is_up(node):  # off before, or fenced only now
+                self.boot(node)
+        return seen.online == set(NODES) and not seen.unclean
 
     def property(self, name: str, value: str) -> None:
         """Sets a property of the cluster."""
