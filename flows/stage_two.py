@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextvars
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
+from uuid import uuid4
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -12,11 +14,10 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
-from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.hooks import hooked
-from nightferry.ops.move import require_handed_over
+from nightferry.ops.move import require_handed_over, take_over
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.ownership import watched
 from nightferry.ops.run import run_lock
@@ -24,6 +25,8 @@ from nightferry.ops.stream import owed
 from nightferry.plan.balance import longest_first
 from nightferry.progress import Cancel
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
+from tasks.part import as_own, part
+from tasks.place import at, is_here
 from tasks.runner import threads
 from tasks.stream import deliver_catalog, free_staging, stream_image
 
@@ -31,13 +34,14 @@ COPY_MISSING = "CopyMissing"
 
 
 @flow(name="stage-two", flow_run_name="stage two of {back_group}", persist_result=False)
-def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]:
+def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | None = None) -> State[Any]:
     """One subflow per destination, each with its own threads, so that a slow one never starves another.
 
     Args:
         site: The site.
         back_group: Whose staging is streamed; what older runs still owe goes first.
         run: Only for the name in the UI.
+        lock: The lock of the night that this is a part of; filled in by it.
 
     Raises:
         GateClosed: the disk is still with the node that staged last.
@@ -45,13 +49,19 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
     """
     with at_work():
         here = opened(site)
+        owner = here.cluster.where(back_group)
+        if not is_here(here, owner):
+            return as_own(
+                at(owner, stage_two, site, key=f"by hand/{uuid4()}", back_group=back_group, run=run)
+            )
         policy = {name for group in here.site.groups_of(back_group) for name in group.copies}
         # A storage group that went to another BACK group may still owe copies from this one.
         names = sorted(policy | {each.destination for each in owed(here, back_group)})
-        with (
-            run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL),
-            here.leases(back_group).read(f"stage two of {run or back_group}"),
-        ):
+        with ExitStack() as stack:
+            progress = PrefectProgress()
+            stack.enter_context(run_lock(here, back_group, progress=progress, cancel=CANCEL, under=lock))
+            take_over(here, back_group, progress=progress, cancel=CANCEL)
+            stack.enter_context(here.leases(back_group).read(f"stage two of {run or back_group}"))
             require_handed_over(here, back_group)
             with hooked(
                 here,
@@ -59,7 +69,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
                 back_group,
                 run=run or "",
                 node=here.cluster.where(back_group),
-                progress=PrefectProgress(),
+                progress=progress,
                 cancel=CANCEL,
             ) as around:
                 with watched(here, back_group, CANCEL) as owned:

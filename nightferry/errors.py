@@ -201,6 +201,18 @@ class GroupStopping(ClusterError):
     default_hint = "rerun when the cluster has started it elsewhere; `nightferry cluster view` shows where"
 
 
+class NodeAway(ClusterError):
+    """A node does not do the work that is its own."""
+
+    default_hint = "bring the node and its worker back, then rerun: the night goes on where it stopped"
+
+
+class PartFailed(ClusterError):
+    """A part of the work failed on another node."""
+
+    default_hint = "look at its flow run in the Prefect UI, mend what it names, then rerun"
+
+
 class HookFailed(ClusterError):
     """A program that runs before or after a stage failed, and the stage with it."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from nightferry.cluster.base import ClusterView
 from nightferry.cluster.busy import users_of
@@ -59,12 +62,38 @@ def to_passive(
         ClusterError: no passive node is usable.
         MoveFailed: the disk did not arrive; stage two must not read.
     """
-    opened.require_here(opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
     if to is not None:
         require_target(opened, run.back_group, to)
     require_open(opened, run)
     target = target_of(opened, run.back_group, to)
     return _when_free(opened, run, target, waits=True, progress=progress, cancel=cancel)
+
+
+SERVICE_S = 900.0
+"""How long a service may take until it is started somewhere for certain."""
+
+
+def wait_for_service(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> str:
+    """The node that serves a BACK group's stores; a failover of them or of the disk on its way is waited for.
+
+    Raises:
+        ClusterError: it is not certain after ``SERVICE_S``.
+        Cancelled: while it waited.
+    """
+    ends = opened.clock.monotonic() + SERVICE_S
+    said = False
+    while True:
+        try:
+            opened.cluster.where(back_group)
+            return opened.active_node(back_group)
+        except ClusterError as error:
+            if opened.clock.monotonic() >= ends:
+                raise
+            if not said:
+                said = True
+                progress.say(f"waiting for the service of {back_group}: {error.message}", subject=back_group)
+        cancel.check()
+        opened.clock.sleep(1.0)
 
 
 def require_handed_over(opened: OpenSite, back_group: str) -> None:
@@ -86,6 +115,26 @@ def require_handed_over(opened: OpenSite, back_group: str) -> None:
             hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves first",
             subject=newest.run,
         )
+
+
+def take_over(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> None:
+    """Takes a disk that another node moved here through the gate: the first thing that work here does.
+
+    A disk that is taken already, or that is not here, is left alone.
+
+    Raises:
+        GateClosed: it came here, and not through the gate.
+        MoveFailed: it is not the disk we know.
+    """
+    if opened.here is None or not opened.sees(back_group):
+        return
+    opened.catalog.refresh()
+    newest = next(iter(opened.catalog.runs(back_group)), None)
+    token = opened.disk(back_group).owner()
+    if newest is None or newest.node == opened.here or (token is not None and token.node == opened.here):
+        return
+    require_open(opened, newest)
+    _when_free(opened, newest, opened.here, waits=True, progress=progress, cancel=cancel)
 
 
 def settle(opened: OpenSite, back_group: str, *, progress: Progress) -> None:
@@ -160,7 +209,8 @@ def move_ungated(
     into the owner token and the catalog. A blank disk in the place of the one we knew is taken into use."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     run = f"maintenance by {operator()}: {reason}"
-    node = _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+    with _hooked(opened, back_group, to, run, progress=progress, cancel=cancel):
+        node = _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
     settle(opened, back_group, progress=progress)
     return node
 
@@ -169,6 +219,25 @@ def _when_free(
     opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
 ) -> str:
     """Moves the run's disk when nobody reads from it any more."""
+    with _hooked(opened, run.back_group, target, run.run, progress=progress, cancel=cancel):
+        return _retried(opened, run, target, waits=waits, progress=progress, cancel=cancel)
+
+
+@contextmanager
+def _hooked(
+    opened: OpenSite, back_group: str, target: str, run: str, *, progress: Progress, cancel: Cancel
+) -> Iterator[None]:
+    """The site's hooks around a move, once however long it waits; none where the disk is there already."""
+    if opened.cluster.where(back_group) == target:
+        yield
+        return
+    with hooked(opened, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
+        yield
+
+
+def _retried(
+    opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
+) -> str:
     said = ""
     while True:
         try:
@@ -211,9 +280,8 @@ def _move(
     with opened.leases(back_group).exclusive():
         if not plan.is_noop:
             _require_unused(opened, back_group, plan.source, cancel)
-            with hooked(opened, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
-                progress.say(f"moving {back_group} from {plan.source} to {target}")
-                opened.cluster.move(plan, run=run, cancel=cancel)
+            progress.say(f"moving {back_group} from {plan.source} to {target}")
+            opened.cluster.move(plan, run=run, cancel=cancel)
         if opened.cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
         if opened.here not in (None, target):
@@ -236,8 +304,11 @@ def _require_unused(opened: OpenSite, back_group: str, source: str, cancel: Canc
     """
     if opened.here != source:
         return  # where one machine plays every node nothing is unmounted; from elsewhere it cannot be seen
+    path = opened.disk(back_group).path
+    if path.stat().st_dev == Path("/").stat().st_dev:
+        return  # a folder of the root file system is never unmounted
     end = opened.clock.monotonic() + IDLE_WITHIN_S
-    while users := users_of(opened.disk(back_group).path):
+    while users := users_of(path):
         if opened.clock.monotonic() > end:
             raise MoveFailed(
                 f"the disk of {back_group} is kept busy by {', '.join(users)}",

@@ -47,6 +47,7 @@ NODE_VARIABLE = "NIGHTFERRY_NODE"
 
 if TYPE_CHECKING:
     from nightferry.ops.ownership import Watch
+    from nightferry.ops.run import BorrowedLock
 
 DEFAULT_STREAMS = 4
 """Images written to a folder at once when the site file does not say."""
@@ -77,8 +78,8 @@ class OpenSite:
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
         self._throttles: dict[str, Throttle] = {}
-        self.held: dict[str, RunLock] = {}
-        """BACK groups whose run lock this process holds; see ``ops.run.run_lock``."""
+        self.held: dict[str, RunLock | BorrowedLock] = {}
+        """BACK groups whose run lock this process holds, or works under; see ``ops.run.run_lock``."""
         self.watches: dict[str, Watch] = {}
         """BACK groups whose disks this process works on; see ``ops.ownership.watched``."""
         self.watch_lock = threading.Lock()
@@ -133,6 +134,15 @@ class OpenSite:
         """
         named = os.environ.get(NODE_VARIABLE)
         return self.site.node(named).name if named else self.cluster.here
+
+    def sees(self, back_group: str) -> bool:
+        """Whether the BACK group's disk is on this node for certain; always where one machine plays every node."""
+        if self.here is None:
+            return True
+        try:
+            return self.cluster.where(back_group) == self.here
+        except ClusterError:
+            return False
 
     def require_here(self, node: str, what: str) -> None:
         """Raises:

@@ -74,24 +74,23 @@ def stage_store(
         Cancelled: stopped between two buffers; nothing whole was left.
     """
     definition = _defined(opened, group, store)
-    image = image_name(run.run, group, store, run.level)
     with (
         opened.working_on(group=group, back_group=run.back_group, cancel=cancel) as narrower,
         watched(opened, run.back_group, narrower, require_owner(opened, run)) as owned,
     ):
-        return _stage(opened, run, definition, image, progress=progress, cancel=owned)
+        return _stage(opened, run, definition, progress=progress, cancel=owned)
 
 
 def _stage(
     opened: OpenSite,
     run: RunRecord,
     definition: StoreRef,
-    image: str,
     *,
     progress: Progress,
     cancel: Cancel,
 ) -> ImageRecord:
     group, store = definition.group.name, definition.store.name
+    image = image_name(run.run, group, store, run.level)
     known = opened.catalog.latest(ImageRecord, image)
     again = known is not None and may_come_whole(opened, known)
     if known is not None and not again and is_safe(opened, known):

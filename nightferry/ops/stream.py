@@ -152,14 +152,17 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
     """Every copy that the images on a BACK group's staging still owe; what was owed longest comes first.
 
     Partial images are owed too once an operator approved them; an image that neither is whole nor approved
-    stays on staging until its run is settled.
+    stays on staging until its run is settled. A node that does not have the disk goes by the catalog alone.
     """
     opened.catalog.refresh()
+    sees = opened.sees(back_group)
     groups = {g.name: g for g in opened.site.groups}
     found = []
     for image in reversed(opened.catalog.images()):
         group = groups.get(image.group)
-        if group is None or opened.back_group_of(image) != back_group or not opened.is_staged(image):
+        if group is None or opened.back_group_of(image) != back_group:
+            continue
+        if not (opened.is_staged(image) if sees else not opened.catalog.freed(image.image)):
             continue
         if image.state != "whole" and not opened.catalog.accepted(image):
             continue
