@@ -271,6 +271,26 @@ class CartridgeRecord(Record):
         return f"{self.destination}/{self.barcode}"
 
 
+class LeaseRecord(Record):
+    """Who may run a BACK group, where no lock of an operating system reaches every node.
+
+    The newest one counts: what is in the log after it was written under it, and by nobody before it.
+    """
+
+    kind: ClassVar[str] = "lease"
+    back_group: str
+    state: Literal["held", "free"]
+    run: str
+    window: str
+    node: str
+    pid: int
+    since: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.back_group
+
+
 class SelectionRecord(Record):
     """A storage group's fixed list of stores."""
 
@@ -327,6 +347,7 @@ RECORDS: dict[str, type[Record]] = {
         ConstraintRecord,
         CopyRecord,
         CartridgeRecord,
+        LeaseRecord,
         SelectionRecord,
         FreedRecord,
         RecallRecord,

@@ -24,6 +24,7 @@ from nightferry.destination.tape.stock import Stock
 from nightferry.destination.tape.writer import Bytes, ImageWriter
 from nightferry.errors import DestinationError, MediumDamaged, NightferryError, WrongCartridge
 from nightferry.model.findings import Finding
+from nightferry.model.records import CartridgeRecord
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
@@ -90,7 +91,7 @@ class TapeDestination:
         self._cancel = cancel or Cancel()
         self._bays = Bays(library, self._leaving, pool.wait_for_media_s)
         self._stock = Stock(name, pool, self._bays, register, library.cartridge_bytes, clock)
-        self._media = Media(self._bays, self._stock, self._cancel)
+        self._media = Media(self._bays, self._stock, clock, self._cancel)
         self._recovery = threading.Lock()
         self._open: set[str] | None = None
         self._doubtful: deque[str] = deque()
@@ -138,6 +139,7 @@ class TapeDestination:
     ) -> Receipt:
         """Writes an image through a leased bay; after a failure the cartridge is looked at afresh before it
         is used."""
+        self._media.forget()
         writer = ImageWriter(self._stock, bay, self._clock, outgoing, epoch, kind, progress, cancel, wait_s)
         bay.writing = True
         try:
@@ -258,6 +260,23 @@ class TapeDestination:
             return
         with self.lane(progress=QUIET, cancel=self._cancel) as lane:
             lane.write(outgoing, 1, "catalog", progress=QUIET, cancel=self._cancel, wait_s=0)
+
+    def catalog_copies(self) -> list[str]:
+        return sorted(self._media.catalogs(), reverse=True)
+
+    def get_catalog(self, name: str) -> bytes:
+        trailer = self._media.catalogs().get(name)
+        if trailer is None or trailer.location is None:
+            raise MediumDamaged(f"no cartridge of {self._name} holds {name} whole", subject=self._name)
+        with self.open(trailer.location.as_json()) as reader:
+            data = reader.read(0, reader.size_bytes)
+        if blake3(data).hexdigest() != trailer.digest:
+            raise MediumDamaged(f"{name} is not as it was written to {self._name}", subject=self._name)
+        return data
+
+    def cartridges(self) -> list[CartridgeRecord]:
+        """See ``Media.cartridges``."""
+        return self._media.cartridges()
 
     def inventory(self) -> list[MediumView]:
         """See ``Media.inventory``."""
