@@ -157,7 +157,7 @@ def _run(
     from nightferry.ops.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         found, moment = _find(session, here, store, as_of, image)
         plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=copy)
         if dry_run:
@@ -197,7 +197,7 @@ def _in_place(
     from nightferry.ops.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         found, moment = _find(session, here, store, as_of, image)
         if dry_run:
             plan = ops.plan_in_place(here, found, copy=copy)

@@ -34,7 +34,7 @@ def verify(
             hint="more than 0 and at most 100; only 100 makes a copy verified",
             subject="--sample",
         )
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         checked = list(
             verify_copies(
                 here, copy, sample=sample / 100, progress=session.out.progress, cancel=session.cancel
@@ -83,7 +83,7 @@ def copy(
     rows: list[list[object]] = []
     documents: list[dict[str, object]] = []
     codes = []
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         here.site.destination(to)
         here.catalog.refresh()
         wanted = missing_copies(here, to) if missing else [here.catalog.image(name) for name in images]

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import assert_never
@@ -29,11 +30,13 @@ from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import LocalClusterSettings
 from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
+from nightferry.model.redact import redacted
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogRegister
 from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
+from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
 
@@ -47,12 +50,24 @@ class OpenSite:
     Args:
         loaded: The site file as read.
         clock: Handed to everything that waits or stamps.
+        progress: Is told what a destination waits for where a verb has no progress of its own to hand on: a
+            cartridge that is to be read and is not in its library.
+        cancel: Ends such a wait.
     """
 
-    def __init__(self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        loaded: LoadedSite,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        progress: Progress = QUIET,
+        cancel: Cancel | None = None,
+    ) -> None:
         self.loaded = loaded
         self.site: Site = loaded.site
         self.clock = clock
+        self.progress = progress
+        self._cancel = cancel or Cancel()
         self.site.require_delivered()
         self.host = socket.gethostname()
         self.catalog = self._open_catalog()
@@ -217,6 +232,10 @@ class OpenSite:
         kinds = {TapeSettings: TAPE_SPEED, S3Settings: OBJECT_SPEED, FsspecSettings: FOLDER_SPEED}
         return {d.name: kinds[type(d)] for d in self.site.destinations}
 
+    def pages(self) -> dict[str, bytes]:
+        """What a cartridge that is found has to say of itself: how to read it, and what the site was."""
+        return {"recovery.md": recovery_page(), "site.toml": redacted(self.loaded.text).encode()}
+
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -291,6 +310,7 @@ class OpenSite:
                     settings.pool.barcodes,
                     settings.pool.autolabel,
                     settings.pool.wait_for_media,
+                    settings.pool.cleaning,
                 )
                 return TapeDestination(
                     settings.name,
@@ -304,6 +324,10 @@ class OpenSite:
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
+                    cancel=self._cancel,
+                    tell=lambda text: self.progress.say(text, settings.name),
+                    buffer_bytes=settings.buffer_bytes,
+                    pages=self.pages(),
                 )
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
@@ -318,6 +342,11 @@ class OpenSite:
                 return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
             case _:
                 assert_never(settings)
+
+
+def recovery_page() -> bytes:
+    """How to read a cartridge without nightferry; it goes onto each."""
+    return (resources.files("nightferry.destination.tape") / "recovery.md").read_bytes()
 
 
 def operator() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from nightferry.catalog.query import Catalog
-from nightferry.model.records import CartridgeRecord
+from nightferry.model.records import CartridgeRecord, DriveRecord
 
 
 class CatalogRegister:
@@ -25,6 +25,9 @@ class CatalogRegister:
 
     def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None:
         self._catalog.append(cartridge, phase)
+
+    def record_drive(self, drive: DriveRecord) -> None:
+        self._catalog.append(drive)
 
     def live_images(self, barcode: str) -> list[str]:
         return self._catalog.live_images(self._destination, barcode)

@@ -10,7 +10,9 @@ import pytest
 from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.drive import EndOfMedium, Mark, Position, TapeDrive
 from nightferry.destination.tape.virtual import VirtualLibrary, create
+from nightferry.destination.tape.watched import WatchedDrive
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
+from tests.support.faulty_drive import FaultyDrive
 
 MIB = 1 << 20
 CARTRIDGE = 8 * MIB
@@ -24,7 +26,11 @@ def virtual_drive(tmp: Path) -> TapeDrive:
     return library.drives[0]
 
 
-DRIVES: dict[str, Callable[[Path], TapeDrive]] = {"virtual": virtual_drive}
+DRIVES: dict[str, Callable[[Path], TapeDrive]] = {
+    "virtual": virtual_drive,
+    "watched": lambda tmp: WatchedDrive(virtual_drive(tmp)),
+    "faulty": lambda tmp: FaultyDrive(virtual_drive(tmp)),
+}
 
 
 @pytest.fixture(params=list(DRIVES))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, Mark, Position, TapeDrive
 from nightferry.destination.tape.label import Label, NotALabel, parse
-from nightferry.destination.tape.layout import Trailer, begins_a_trailer, read_trailer
+from nightferry.destination.tape.layout import Trailer, begins_a_trailer, read_trailer, records_of
 from nightferry.errors import DestinationError, MediumDamaged, WrongCartridge
 from nightferry.model.records import CartridgeRecord
 
@@ -57,6 +57,10 @@ class Cartridge:
             )
         return self.record
 
+    def is_proved(self, barcode: str) -> bool:
+        """Whether it is this cartridge, and was proved fit."""
+        return self.barcode == barcode and self.record is not None
+
     @property
     def is_appendable(self) -> bool:
         return self.record is not None and self.record.state == "appendable"
@@ -85,10 +89,14 @@ class Cartridge:
             )
         return label
 
-    def write_label(self, label: Label) -> None:
-        """Writes a label at the beginning; whatever was on the cartridge is gone. Durable on return."""
+    def write_label(self, label: Label, pages: Iterable[bytes] = ()) -> None:
+        """Writes a label and pages of text behind it at the beginning; whatever was on the cartridge is gone.
+        Durable on return."""
         self.drive.rewind()
         self.drive.write_record(label.render())
+        for page in pages:
+            for record in records_of(page):
+                self.drive.write_record(record)
         self.drive.write_filemarks(1)
         self.label = label
 

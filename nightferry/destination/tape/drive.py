@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from nightferry.errors import MediumFull
+from nightferry.errors import DestinationError, MediumFull
 from nightferry.transfer.base import CHUNK_BYTES
 
 RECORD_BYTES = CHUNK_BYTES
@@ -21,6 +21,12 @@ LONGEST_RECORD = (16 << 20) - 1
 
 class EndOfMedium(MediumFull):
     """The hard end of the tape: the record was not written."""
+
+
+class WriteProtected(DestinationError):
+    """The cartridge refuses to be written: its tab, or WORM; nothing was written."""
+
+    default_hint = "move the cartridge's write-protect tab, or put in another one; nothing was written"
 
 
 class Mark(Enum):
@@ -71,7 +77,7 @@ class TapeDrive(Protocol):
         """Writes out what is buffered and lets the cartridge go. Nothing to do when the drive is empty."""
 
     def alerts(self) -> tuple[str, ...]:
-        """TapeAlert flags that are set, by their names in ``alerts.FLAGS``; empty where there are none.
+        """TapeAlert flags that are set, by name (``clean now``); empty where there are none, or no such page.
 
         May be asked at any time, with a cartridge loaded or not. Asking may clear a flag whose cause is gone.
         """

@@ -69,7 +69,7 @@ class Media:
 
     def inventory(self) -> list[MediumView]:
         """Every cartridge of the library and of the catalog, by place, those elsewhere last."""
-        records = self._stock.records()
+        records = self._stock.watch.records()
         views = [
             _view(element.barcode, str(element.address), records.pop(element.barcode, None))
             for element in self._bays.inventory()
@@ -91,6 +91,8 @@ class Media:
     def show(self, barcode: str) -> CartridgeView:
         """Mounts a cartridge and tells what its medium says."""
         view = self.view(barcode)
+        if self._stock.pool.cleans(barcode):
+            return CartridgeView(view, None, problem="it is a cleaning cartridge")
         with self._bays.reading(barcode, self._cancel) as bay:
             try:
                 cartridge = Cartridge(bay.drive, barcode)
@@ -107,7 +109,8 @@ class Media:
         Raises:
             WrongCartridge: it is not blank, or the catalog knows images on it. Nothing was written.
         """
-        record = self._stock.record_of(barcode)
+        self._require_data(barcode)
+        record = self._stock.watch.record_of(barcode)
         if record is not None and record.tape_files:
             raise WrongCartridge(
                 f"{barcode} is labelled for pool {record.pool} already",
@@ -125,6 +128,15 @@ class Media:
                 )
             self._stock.label(cartridge, pool)
         return self.view(barcode)
+
+    def _require_data(self, barcode: str) -> None:
+        """Raises:
+        WrongCartridge: it is a cleaning cartridge.
+        """
+        if self._stock.pool.cleans(barcode):
+            raise WrongCartridge(
+                f"{barcode} is a cleaning cartridge", subject=barcode, hint="nothing is ever written to one"
+            )
 
     def scan(self) -> Iterator[Found]:
         """Every whole copy of the pool, from the media alone, cartridge by cartridge; spanned ones when all
@@ -167,7 +179,7 @@ class Media:
         views = self.inventory()
         pool = self._stock.pool
         here = [v for v in views if v.element and pool.holds(v.barcode)]
-        records: dict[str, CartridgeRecord] = self._stock.records()
+        records: dict[str, CartridgeRecord] = self._stock.watch.records()
         if not pool.in_order((v.barcode for v in here), records):
             findings.append(
                 Finding(

@@ -11,8 +11,15 @@ from nightferry.destination.durable import (
     begin_writeback,
 )
 from nightferry.destination.failure import os_errors
-from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, EndOfMedium, Mark, Position
-from nightferry.errors import DestinationError, MediumDamaged, Unavailable, WriteProtected
+from nightferry.destination.tape.drive import (
+    LONGEST_RECORD,
+    RECORD_BYTES,
+    EndOfMedium,
+    Mark,
+    Position,
+    WriteProtected,
+)
+from nightferry.errors import DestinationError, MediumDamaged, Unavailable
 from nightferry.transfer.durable import replace_file, sync_folder, write_all
 
 _MARKS = "marks"
