@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -75,6 +75,47 @@ def choose_copies(
 def _rank(choice: Choice) -> tuple[bool, float, bool, str]:
     verified = choice.copy is not None and choice.copy.state == "verified"
     return (choice.doubtful, choice.expected_s, not verified, choice.source)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stop:
+    """One place on tape that a copy is read from: a cartridge, and the tape file on it."""
+
+    barcode: str
+    file: int
+
+
+def stops(copy: CopyRecord) -> tuple[Stop, ...]:
+    """Where a tape copy lies, part after part; nothing for a copy elsewhere."""
+    parts = copy.location.get("parts", [])
+    return tuple(
+        Stop(part["barcode"], part["file"])
+        for part in parts
+        if isinstance(part, dict) and "barcode" in part and "file" in part
+    )
+
+
+C = TypeVar("C")
+
+
+def by_cartridge(copies: Iterable[C], copy_of: Callable[[C], CopyRecord | None]) -> list[list[C]]:
+    """Passes in which copies are read so that each cartridge is mounted once, and wound forward only.
+
+    Every pass is for one drive: the copies that begin on one cartridge, by their place on it. What does not lie on
+    tape is a pass of its own, so that nobody waits for it. The longest pass comes first; drives that take the next
+    one when they are free end close together.
+    """
+    passes: dict[str, list[tuple[Stop, C]]] = {}
+    alone: list[list[C]] = []
+    for each in copies:
+        copy = copy_of(each)
+        places = stops(copy) if copy is not None else ()
+        if copy is not None and places:
+            passes.setdefault(f"{copy.destination}/{places[0].barcode}", []).append((places[0], each))
+        else:
+            alone.append([each])
+    ordered = sorted(passes.values(), key=lambda one: (-len(one), one[0][0].barcode))
+    return [[each for _, each in sorted(one, key=lambda item: item[0])] for one in ordered] + alone
 
 
 class Extent(Protocol):

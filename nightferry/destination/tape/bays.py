@@ -356,6 +356,28 @@ class Bays:
             ) from error
         self._unloadable.pop(barcode, None)
 
+    def out_of_drive(self, barcode: str) -> Address:
+        """Where a cartridge is when it is in no drive any more; one that is in a drive is put away first.
+
+        Raises:
+            BusyError: its drive is in use.
+            Unavailable: it is not in the library.
+        """
+        for _ in self._bays:
+            place = next((e.address for e in self.inventory() if e.barcode == barcode), None)
+            if place is None:
+                raise self._not_here(barcode)
+            if place.kind != "drive":
+                return place
+            bay = self._bays[place.number]
+            if not self._take(bay):
+                break
+            try:
+                self.put_away(bay)
+            finally:
+                self._give_back(bay)
+        raise BusyError(f"{barcode} is in use in {place}", hint="wait for the run to end", subject=barcode)
+
     def put_away(self, bay: Bay) -> None:
         """Takes the cartridge out of a leased bay: to the slot it came from, else to an empty one.
 

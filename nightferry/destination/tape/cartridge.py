@@ -33,14 +33,19 @@ class Audit:
 class Cartridge:
     """A loaded cartridge whose label was read. ``label`` is None while it is truly blank.
 
+    Args:
+        drive: The drive that has it.
+        barcode: What the changer read on it.
+        unread: Its label is not looked at: whatever is on it is to be written over.
+
     Raises:
         WrongCartridge: it holds something that is no label of ours, or the label of another barcode.
     """
 
-    def __init__(self, drive: TapeDrive, barcode: str) -> None:
+    def __init__(self, drive: TapeDrive, barcode: str, *, unread: bool = False) -> None:
         self.drive = drive
         self.barcode = barcode
-        self.label = self._read_label()
+        self.label = None if unread else self._read_label()
         self.record: CartridgeRecord | None = None
         """Set once the cartridge was proved fit to be appended to; the catalog's newest record of it."""
 

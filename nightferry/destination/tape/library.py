@@ -19,6 +19,7 @@ from nightferry.destination.tape.care import Care
 from nightferry.destination.tape.changer import Library
 from nightferry.destination.tape.drive import WriteProtected
 from nightferry.destination.tape.feed import BUFFER_BYTES
+from nightferry.destination.tape.handling import Handling
 from nightferry.destination.tape.layout import Location, Trailer, parse_location
 from nightferry.destination.tape.media import CartridgeView, Media, MediumView
 from nightferry.destination.tape.pool import Pool, is_being_written
@@ -159,6 +160,7 @@ class TapeDestination:
         self.care = Care(self.bays, pool, self._watch)
         self._stock = Stock(pool, self.bays, self._watch, library.cartridge_bytes, clock, pages or {})
         self.media = Media(self.bays, self._stock, self._cancel)
+        self.handling = Handling(self.bays, self._stock, self.media, self._cancel)
         self._recovery = threading.Lock()
         self._open: set[str] | None = None
         self._doubtful: deque[str] = deque()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from nightferry.destination.base import Found
 from nightferry.destination.tape.bays import Bays
@@ -34,6 +35,11 @@ class MediumView:
     tape_files: int = 0
     images: tuple[str, ...] = ()
     note: str = ""
+    mounts: int = 0
+    errors: int = 0
+    alerts: tuple[str, ...] = ()
+    written: datetime | None = None
+    """When something was last written to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,30 @@ class Media:
         """Every cartridge of the library and of the catalog, by place, those elsewhere last."""
         records = self._stock.watch.records()
         views = [
-            _view(element.barcode, str(element.address), records.pop(element.barcode, None))
+            self._view(element.barcode, str(element.address), records.pop(element.barcode, None))
             for element in self._bays.inventory()
             if element.barcode
         ]
-        return views + [_view(barcode, "", record) for barcode, record in sorted(records.items())]
+        return views + [self._view(barcode, "", record) for barcode, record in sorted(records.items())]
+
+    def _view(self, barcode: str, element: str, record: CartridgeRecord | None) -> MediumView:
+        if record is None:
+            return MediumView(barcode, element, "cleaning" if self._stock.pool.cleans(barcode) else "unknown")
+        return MediumView(
+            barcode,
+            element,
+            record.state,
+            record.pool,
+            record.label,
+            record.used_bytes,
+            record.tape_files,
+            record.images,
+            record.note,
+            record.mounts,
+            record.errors,
+            record.alerts,
+            record.written,
+        )
 
     def view(self, barcode: str) -> MediumView:
         """Raises:
@@ -109,7 +134,7 @@ class Media:
         Raises:
             WrongCartridge: it is not blank, or the catalog knows images on it. Nothing was written.
         """
-        self._require_data(barcode)
+        self.require_data(barcode)
         record = self._stock.watch.record_of(barcode)
         if record is not None and record.tape_files:
             raise WrongCartridge(
@@ -129,7 +154,7 @@ class Media:
             self._stock.label(cartridge, pool)
         return self.view(barcode)
 
-    def _require_data(self, barcode: str) -> None:
+    def require_data(self, barcode: str) -> None:
         """Raises:
         WrongCartridge: it is a cleaning cartridge.
         """
@@ -205,22 +230,6 @@ class Media:
 def _parts(trailer: Trailer) -> set[tuple[str, int, int, str]]:
     parts = trailer.location.parts if trailer.location is not None else ()
     return {(trailer.image, trailer.epoch, number, part.label) for number, part in enumerate(parts, 1)}
-
-
-def _view(barcode: str, element: str, record: CartridgeRecord | None) -> MediumView:
-    if record is None:
-        return MediumView(barcode, element, "unknown")
-    return MediumView(
-        barcode,
-        element,
-        record.state,
-        record.pool,
-        record.label,
-        record.used_bytes,
-        record.tape_files,
-        record.images,
-        record.note,
-    )
 
 
 def _files(cartridge: Cartridge) -> list[TapeFileView]:

@@ -56,6 +56,16 @@ class Watch:
         self.register.record(changed)
         return changed
 
+    def intend(self, barcode: str, note: str) -> None:
+        """Who is about to do what with a cartridge, and why: in the log before it is done; what is true of the
+        cartridge does not change by it."""
+        record = self.record_of(barcode) or CartridgeRecord(
+            barcode=barcode, destination=self.destination, pool="", state="foreign", at=self._clock.now()
+        )
+        self.register.record(
+            record.model_copy(update={"note": note[:500], "at": self._clock.now()}), "intent"
+        )
+
     def say(self, text: str) -> None:
         self._tell(text)
 
