@@ -40,8 +40,9 @@ def verify(
                 here, copy, sample=sample / 100, progress=session.out.progress, cancel=session.cancel
             )
         )
-    rows = [[c.copy.image, c.copy.destination, c.copy.state, c.error or None] for c in checked]
-    bad = sum(1 for c in checked if c.error)
+    checked.sort(key=lambda c: (c.copy.image, c.copy.destination))
+    rows = [[c.copy.image, c.copy.destination, c.copy.state, c.error or c.skipped or None] for c in checked]
+    bad = sum(1 for c in checked if c.error or c.skipped)
     shown = (
         [
             table(["image", "at", "state", "error"], rows),

@@ -29,7 +29,7 @@ from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettin
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import LocalClusterSettings
-from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
+from nightferry.model.records import CartridgeRecord, CopyRecord, ImageRecord, RunRecord
 from nightferry.model.redact import redacted
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
@@ -235,6 +235,14 @@ class OpenSite:
     def pages(self) -> dict[str, bytes]:
         """What a cartridge that is found has to say of itself: how to read it, and what the site was."""
         return {"recovery.md": recovery_page(), "site.toml": redacted(self.loaded.text).encode()}
+
+    def offsite(self) -> dict[str, set[str]]:
+        """Destination → barcodes of its cartridges that are in a vault."""
+        found: dict[str, set[str]] = {}
+        for record in self.catalog.all(CartridgeRecord):
+            if record.state == "offsite":
+                found.setdefault(record.destination, set()).add(record.barcode)
+        return found
 
     # -- closing ------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from nightferry.model.records import CopyRecord, ImageRecord
@@ -22,6 +23,8 @@ class Speed:
 
 
 TAPE_SPEED = Speed(first_byte_s=120.0, bytes_per_s=300 * MIB)
+OFFSITE_S = 4 * 3600.0
+"""Until somebody has brought a cartridge from its vault."""
 OBJECT_SPEED = Speed(first_byte_s=0.5, bytes_per_s=100 * MIB)
 FOLDER_SPEED = Speed(first_byte_s=0.05, bytes_per_s=200 * MIB)
 
@@ -35,6 +38,18 @@ class Choice:
     expected_s: float
     doubtful: bool = False
     """The copy is suspect: it is read only when no other is left, and every byte of it is checked."""
+    offsite: tuple[str, ...] = ()
+    """Its cartridges that somebody has to bring first."""
+
+    def as_json(self) -> dict[str, object]:
+        """The road as ``--dry-run`` shows it."""
+        cartridges = [stop.barcode for stop in stops(self.copy)] if self.copy else []
+        return {
+            "copy": self.source,
+            "predicted_s": round(self.expected_s, 1),
+            "cartridges": cartridges,
+            "offsite": list(self.offsite),
+        }
 
 
 def choose_copies(
@@ -44,6 +59,7 @@ def choose_copies(
     speeds: Mapping[str, Speed],
     *,
     wanted_bytes: int | None = None,
+    offsite: Mapping[str, Set[str]] = MappingProxyType({}),
 ) -> list[Choice]:
     """The places to read an image from, the best first.
 
@@ -57,14 +73,19 @@ def choose_copies(
         speeds: Destination → what it can do, measured or one of this module's; for one that is not in it
             tape's speed is taken, the slowest.
         wanted_bytes: How much is to be read; None means the whole image.
+        offsite: Destination → barcodes of its cartridges that are in a vault.
     """
     wanted = image.size_bytes if wanted_bytes is None else wanted_bytes
     choices = []
     for copy in copies:
         if copy.state in ("verified", "whole", "suspect"):
             speed = speeds.get(copy.destination, TAPE_SPEED)
-            expected = speed.first_byte_s + wanted / speed.bytes_per_s
-            choices.append(Choice(copy.destination, copy, expected, doubtful=copy.state == "suspect"))
+            barcodes = list(dict.fromkeys(stop.barcode for stop in stops(copy)))
+            # A little of a spanned image lies on one of its cartridges, all of it on all of them.
+            mounts = max(1, len(barcodes) if wanted >= image.size_bytes else 1)
+            away = tuple(b for b in barcodes if b in offsite.get(copy.destination, ()))
+            expected = mounts * speed.first_byte_s + wanted / speed.bytes_per_s + OFFSITE_S * bool(away)
+            choices.append(Choice(copy.destination, copy, expected, copy.state == "suspect", away))
     choices.sort(key=_rank)
     if staged:
         speed = speeds.get(STAGING, FOLDER_SPEED)

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.base import SIDE_FILES, Found, Outgoing, Receipt, Register
+from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bays import Bay, Bays
 from nightferry.destination.tape.care import Care
 from nightferry.destination.tape.changer import Library
@@ -23,7 +24,6 @@ from nightferry.destination.tape.handling import Handling
 from nightferry.destination.tape.layout import Location, Trailer, parse_location
 from nightferry.destination.tape.media import CartridgeView, Media, MediumView
 from nightferry.destination.tape.pool import Pool, is_being_written
-from nightferry.destination.tape.reader import TapeReader, mounted
 from nightferry.destination.tape.stock import Stock
 from nightferry.destination.tape.watch import Watch
 from nightferry.destination.tape.writer import Bytes, ImageWriter
@@ -323,7 +323,7 @@ class TapeDestination:
             self.bays.require_here(barcode)
             with self.bays.reading(barcode, self._cancel) as bay:
                 try:
-                    cartridge = mounted(self.bays, bay, barcode, record.label, self._cancel)
+                    cartridge = reading.mounted(self.bays, bay, barcode, record.label, self._cancel)
                     for trailer, _ in cartridge.newest_first(record.last_trailer):
                         if (trailer.image, trailer.epoch, trailer.final) == (image, epoch, True):
                             return trailer
@@ -343,15 +343,21 @@ class TapeDestination:
 
             first = where.parts[0]
             bay = drive(first.barcode)
-            mounted(self.bays, bay, first.barcode, first.label, self._cancel).seek(first.file)
-            yield TapeReader(self.bays, bay, where, self._cancel, drive, self._watch)
+            reading.mounted(self.bays, bay, first.barcode, first.label, self._cancel).seek(first.file)
+            yield reading.TapeReader(self.bays, bay, where, self._cancel, drive, self._watch)
+
+    @contextmanager
+    def kept_in_drive(self, barcode: str) -> Iterator[None]:
+        """Keeps a cartridge in a drive of this thread's: what it opens meanwhile is read there, in one pass."""
+        with self.bays.reading(barcode, self._cancel):
+            yield
 
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
         if name not in SIDE_FILES:
             raise DestinationError(f"{name!r} is no side file", subject=name)
         last = parse_location(location).parts[-1]
         with self.bays.reading(last.barcode, self._cancel) as bay:
-            cartridge = mounted(self.bays, bay, last.barcode, last.label, self._cancel)
+            cartridge = reading.mounted(self.bays, bay, last.barcode, last.label, self._cancel)
             _, members = cartridge.trailer(last.trailer)
         if name not in members:
             raise MediumDamaged(
