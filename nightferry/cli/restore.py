@@ -369,7 +369,8 @@ def _show_plan(
         f"{road['copy']} about {format_duration(road['predicted_s'])}" for road in document["roads"][1:]
     ]
     lines = [
-        f"image {document['image']} from {document['copy']}" + (f" (then {', '.join(others)})" if others else ""),
+        f"image {document['image']} from {document['copy']}"
+        + (f" (then {', '.join(others)})" if others else ""),
         f"{counted(document['files'], 'entry', 'entries')}, {format_size(document['bytes'])}"
         + (f", about {format_duration(document['predicted_s'])}" if document["predicted_s"] else ""),
     ]

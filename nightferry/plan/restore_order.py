@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.units import MIB
 
 STAGING = "staging"
-NEAR_BYTES = MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,46 +136,3 @@ def by_cartridge(copies: Iterable[C], copy_of: Callable[[C], CopyRecord | None])
             alone.append([each])
     ordered = sorted(passes.values(), key=lambda one: (-len(one), one[0][0].barcode))
     return [[each for _, each in sorted(one, key=lambda item: item[0])] for one in ordered] + alone
-
-
-class Extent(Protocol):
-    """Anything with a place in an image: an index row."""
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def length(self) -> int: ...
-
-
-E = TypeVar("E", bound=Extent)
-
-
-@dataclass(frozen=True, slots=True)
-class Read(Generic[E]):
-    """One range to read, and the rows that lie in it, by offset."""
-
-    offset: int
-    length: int
-    rows: tuple[E, ...]
-
-
-def order_reads(rows: Iterable[E], *, near_bytes: int = NEAR_BYTES) -> list[Read[E]]:
-    """Reads that cover all rows, forward through the image, each byte at most once.
-
-    Ranges that overlap or lie at most ``near_bytes`` apart become one: reading over a small gap is cheaper
-    than asking again, and on tape much cheaper than stopping. Rows without data (length 0) come too.
-    """
-    reads: list[Read[E]] = []
-    begin = end = 0
-    group: list[E] = []
-    for row in sorted(rows, key=lambda row: (row.offset, row.length)):
-        if group and row.offset > end + near_bytes:
-            reads.append(Read(begin, end - begin, tuple(group)))
-            group = []
-        if not group:
-            begin = end = row.offset
-        group.append(row)
-        end = max(end, row.offset + row.length)
-    if group:
-        reads.append(Read(begin, end - begin, tuple(group)))
-    return reads

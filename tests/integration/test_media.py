@@ -127,7 +127,10 @@ def test_a_foreign_cartridge_becomes_ours_only_by_erasing_it(night: CommandSite,
     assert error["exit_code"] == 20
     assert (folder / "0000.tape").read_bytes() == b"payroll of another company"
     (folder / "write-protected").touch()
-    assert "write-protected" in nightferry(night, "media", "erase", "--yes", "A00002L9", "--json").error["message"]
+    assert (
+        "write-protected"
+        in nightferry(night, "media", "erase", "--yes", "A00002L9", "--json").error["message"]
+    )
     (folder / "write-protected").unlink()
     assert "not ours" in nightferry(night, "media", "erase", "A00002L9", "--json").error["message"]
     erased = media(nightferry, night, "erase", "--yes", "A00002L9")
@@ -159,7 +162,16 @@ def test_a_cartridge_goes_to_the_vault_and_comes_back_with_its_state(
     checked = nightferry(night, "verify", "--copy", "tape", "--json").document["copies"]
     assert {c["skipped"] for c in checked} == {f"{FIRST} is offsite"}
     plan = nightferry(
-        night, "restore", "store", "SG1/priv1", "--to", tmp_path / "x", "--copy", "tape", "--dry-run", "--json"
+        night,
+        "restore",
+        "store",
+        "SG1/priv1",
+        "--to",
+        tmp_path / "x",
+        "--copy",
+        "tape",
+        "--dry-run",
+        "--json",
     ).document
     assert plan["roads"][0]["offsite"] == [FIRST]
     assert plan["predicted_s"] > 3600
