@@ -108,6 +108,12 @@ class WrongCartridge(DestinationError):
     default_hint = "run `nightferry media show` on both barcodes; nothing was written"
 
 
+class WriteProtected(DestinationError):
+    """The cartridge refuses to be written to: its switch, or WORM media that would be written over."""
+
+    default_hint = "set the cartridge's write-protect switch, or take it out of the pool"
+
+
 class NoScratch(DestinationError):
     """No cartridge of the pool may be written."""
 
@@ -134,6 +140,12 @@ class Unavailable(DestinationError):
 
     retryable = True
     default_hint = "what is owed is delivered by the next run; check the destination's mount or network"
+
+
+class NeedsRecall(DestinationError):
+    """The copy lies in an archive: it is there, and cannot be read before it was recalled."""
+
+    default_hint = "a restore asks for the recall when no other copy can be read; `verify --recall` does too"
 
 
 class CopyMissing(DestinationError):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, time, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from nightferry.model.fields import (
     AbsolutePath,
@@ -25,6 +25,9 @@ from nightferry.units import GIB, KIB, MIB
 
 _COMPRESSION = re.compile(r"zstd(:([1-9]|1[0-9]))?")
 _ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
+
+ARCHIVE_CLASSES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+"""Storage classes whose objects cannot be read where they are; ``GLACIER_IR`` is none."""
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 Streams = Annotated[int, Field(strict=True, ge=1, le=64)]
@@ -73,6 +76,17 @@ class Lock(Section):
     days: Annotated[int, Field(strict=True, ge=1)]
 
 
+class Recall(Section):
+    """How a copy in an archived storage class is asked for before it is read."""
+
+    tier: Literal["expedited", "standard", "bulk"] = "standard"
+    """How fast, and how dear; deep archives know no ``expedited``."""
+    days: Annotated[int, Field(strict=True, ge=1, le=365)] = 3
+    """How long the store keeps the recalled bytes readable."""
+    wait: Duration = 48 * 3600.0
+    """Seconds a restore waits for it; bulk recalls from deep archives take two days."""
+
+
 class Pool(Section):
     """Cartridges for one use."""
 
@@ -98,22 +112,46 @@ class VirtualLibrary(Section):
     cartridge_bytes: Annotated[Size, Field(ge=64 * KIB)] = 2 * GIB
 
 
-class ScsiLibrary(Section):
+class _RealLibrary(Section):
+    """What real libraries have in common."""
+
+    elements: tuple[Annotated[int, Field(strict=True, ge=0, le=0xFFFF)], ...] = ()
+    """At which data transfer element of the changer each of ``drives`` stands; only needed where the changer
+    does not tell the drives' serial numbers."""
+    cartridge_bytes: Annotated[Size, Field(ge=64 * KIB)] | None = None
+    """What a cartridge holds, for planning; None: by the generation that the barcodes name."""
+    early_warning_reserve: Annotated[Size, Field(ge=1 << 20)] = 160 << 20
+    """What the drives surely still take after early warning."""
+
+
+class ScsiLibrary(_RealLibrary):
     """A library behind the kernel's own SCSI devices."""
 
     kind: Literal["scsi"]
     changer: AbsolutePath
     drives: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)]
+    """``/dev/nst*`` (the kernel's tape driver) or ``/dev/sg*`` (its generic one)."""
 
 
-class IscsiLibrary(Section):
+class IscsiLibrary(_RealLibrary):
     """A library behind iSCSI."""
 
     kind: Literal["iscsi"]
-    portal: str
-    target: str
+    portal: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^\s:/,\[\]]+)(:[0-9]{1,5})?$")]
+    """``host``, ``host:port`` or ``[v6 address]:port``; the port is 3260 when it is not given."""
+    target: Annotated[str, Field(min_length=1, max_length=223)]
     user: str = ""
     password: SecretRef | None = None
+    initiator: str = ""
+    """The name this host logs in by; empty: open-iscsi's, else one made of the host's name."""
+    drives: tuple[str, ...] = ()
+    """Serial numbers of the drives to use, in the order they are numbered; none: all that the target has."""
+
+    @model_validator(mode="after")
+    def _credentials_go_together(self) -> IscsiLibrary:
+        if bool(self.user) != (self.password is not None):
+            raise ValueError("user and password go together")
+        return self
 
 
 class NdmpLibrary(Section):
@@ -142,14 +180,6 @@ class _DestinationBase(Section):
     retention: Retention | None = None
     """Overrides the site's."""
     encode: Encode | None = None
-
-    def rate_at(self, local: time) -> float | None:
-        """Bytes a second allowed at this site time; None when there is no limit."""
-        if not self.bandwidth:
-            return None
-        begun = [step for step in self.bandwidth if step.start <= local]
-        step = begun[-1] if begun else self.bandwidth[-1]
-        return step.bytes_per_s or None
 
     def deadline_after(self, window_start: datetime) -> datetime | None:
         """The first moment after ``window_start`` (aware, in site time) at which an owed copy is missing."""
@@ -191,15 +221,34 @@ class S3Settings(_DestinationBase):
     storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None
     """Of the images' data, in the provider's words; the small files beside it stay in the bucket's own."""
     lock: Lock | None = None
+    recall: Recall = Recall()
+
+    @property
+    def archives(self) -> bool:
+        """Whether images' data goes where it must be recalled from."""
+        return self.storage_class in ARCHIVE_CLASSES
+
+
+def _fsspec_url(value: str) -> str:
+    scheme = value.partition("://")[0]
+    if scheme in ("s3", "s3a"):
+        raise ValueError('a bucket is a destination of kind = "s3", which proves and resumes its uploads')
+    if scheme == "local":
+        raise ValueError("write file:///… for a folder")
+    return value
 
 
 class FsspecSettings(_DestinationBase):
     """Any other URL that fsspec opens; ``file:///…`` is a folder."""
 
     kind: Literal["fsspec"]
-    url: Url
+    url: Annotated[Url, AfterValidator(_fsspec_url)]
     options: Options = Field(default_factory=dict)
     """Given to the fsspec file system; secrets among them are references."""
+
+    @property
+    def scheme(self) -> str:
+        return self.url.partition("://")[0]
 
 
 Destination = Annotated[

@@ -1,10 +1,11 @@
 """Writes restored files below one directory, so that nothing a name or a link says leads outside of it.
 
 Every path is walked one component at a time by directory descriptors, and no symbolic link is followed,
-also not one that an earlier restore put there. A file is written as a new one under a random name in its
-own directory, is given owner, attributes, ACL, mode and times by descriptor, and only then gets its name
-by rename: an existing inode is never opened for writing, and after a crash a name holds the old content,
-the new, or nothing.
+also not one that an earlier restore put there. A file is written as a new one without a name, is given owner,
+attributes, ACL, mode and times by descriptor, and only then gets its name: an existing inode is never
+opened for writing, and after a crash a name holds the old content, the new, or nothing. Where the file
+system makes no file without a name (NFS), and for what is not a file, it has a random name until then,
+which a killed restore leaves behind.
 
 What is durable when: a file of 1 MiB or more, and one that replaces another, is synced before its rename;
 all the rest is synced together by ``close_directories``. After a power cut before that a small new file
@@ -23,11 +24,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from nightferry.errors import ConfigError
+from nightferry.errors import ConfigError, NightferryError
 from nightferry.ops.metadata import Metadata, Owners, apply
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.syscalls import rename_noreplace, syncfs
 from nightferry.ops.walk import DirectoryWalk, Refused, components, in_the_way, status_of
+from nightferry.transfer.direct import DirectWriter, RingSettings
 
 Overwrite = Literal["never", "older", "always"]
 
@@ -37,8 +39,16 @@ SYNC_AT_ONCE_BYTES = 1 << 20
 WRITE_BACK_BYTES = 64 << 20
 """A large file is sent to the disk every so many bytes, so that no more of it waits in memory."""
 
+UNBUFFERED_BYTES = 32 << 20
+"""Files of at least this size are written past the page cache."""
+
+_RING = RingSettings(buffers=8)
+
 TEMPORARY_PREFIX = b".nightferry-"
-"""How names of files not yet whole begin; a killed restore may leave one."""
+"""How names of files not yet whole begin, where they need one."""
+
+_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
+"""How a file system, or a kernel, says that it has no O_TMPFILE (open(2))."""
 
 _FATAL = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -176,6 +186,7 @@ class TargetTree:
         pieces: Iterable[tuple[int, bytes | memoryview]],
         *,
         linkable: bool = False,
+        in_order: bool = False,
     ) -> bool:
         """Writes a regular file.
 
@@ -187,6 +198,7 @@ class TargetTree:
                 removes the temporary file and propagates: so a digest that does not match leaves nothing
                 behind.
             linkable: Remember the file, so that ``make_hardlink`` may link to it.
+            in_order: The pieces come one after the other and leave nothing out.
 
         Raises:
             ConfigError: the target has no room left or cannot be written; the temporary file is gone.
@@ -195,14 +207,17 @@ class TargetTree:
             parent, name = self._place(path, metadata)
             with self._temporary(parent) as temporary:
                 with self._os_errors(path):
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                    fd = os.open(temporary, flags, 0o600, dir_fd=parent)
+                    fd, named = self._new_file(parent, temporary)
                 try:
-                    written = self._fill(path, fd, size_bytes, pieces)
+                    fill = self._stream if in_order and size_bytes >= UNBUFFERED_BYTES else self._fill
+                    written = fill(path, fd, size_bytes, pieces)
                     with self._os_errors(path):
                         losses = apply(fd, metadata, self._owners, privileged=self.privileged)
                         self._sync(fd, parent, name, size_bytes)
-                        self._commit(parent, temporary, name, fd)
+                        if not named:
+                            self._give_name(fd, parent, name if self.overwrite == "never" else temporary)
+                        if named or self.overwrite != "never":
+                            self._commit(parent, temporary, name, fd)
                         status = os.fstat(fd)
                 finally:
                     os.close(fd)
@@ -337,6 +352,24 @@ class TargetTree:
                 os.unlink(name, dir_fd=parent)
             raise
 
+    @staticmethod
+    def _new_file(parent: int, temporary: bytes) -> tuple[int, bool]:
+        """A new empty file, and whether it had to be given the temporary name."""
+        try:
+            return os.open(b".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent), False
+        except OSError as error:
+            if error.errno not in _NO_NAMELESS:
+                raise
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(temporary, flags, 0o600, dir_fd=parent), True
+
+    @staticmethod
+    def _give_name(fd: int, parent: int, name: bytes) -> None:
+        try:
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=parent)
+        except FileExistsError as error:
+            raise _Skipped from error
+
     def _place(self, path: bytes, metadata: Metadata) -> tuple[int, bytes]:
         names = components(path)
         with self._os_errors(path):
@@ -363,6 +396,37 @@ class TargetTree:
         with self._os_errors(path):
             os.ftruncate(fd, size_bytes)
         return written
+
+    def _stream(
+        self, path: bytes, fd: int, size_bytes: int, pieces: Iterable[tuple[int, bytes | memoryview]]
+    ) -> int:
+        with self._writer_errors(path):
+            writer = DirectWriter(os.fsdecode(path), settings=_RING, expected_bytes=size_bytes, fd=fd)
+        try:
+            for offset, data in pieces:
+                if offset != writer.position or offset + len(data) > size_bytes:
+                    raise Refused("its data does not fit into its size")
+                with self._writer_errors(path):
+                    writer.write(data)
+            if writer.position != size_bytes:
+                raise Refused("its data ends before its size")
+            with self._writer_errors(path):
+                writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        return size_bytes
+
+    @contextlib.contextmanager
+    def _writer_errors(self, path: bytes) -> Iterator[None]:
+        """As ``_os_errors``, of a writer that tells its file's errors in its own words."""
+        with self._os_errors(path):
+            try:
+                yield
+            except NightferryError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise error.__cause__ from None
+                raise
 
     def _sync(self, fd: int, parent: int, name: bytes, size_bytes: int) -> None:
         large = size_bytes >= SYNC_AT_ONCE_BYTES

@@ -12,12 +12,14 @@ from nightferry.errors import (
     DestinationError,
     IntegrityError,
     MediumDamaged,
+    NeedsRecall,
     NightferryError,
     StagingFull,
 )
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.passes import in_passes
+from nightferry.ops.recall import Turns, recall
 from nightferry.ops.restore import open_place, places_of
 from nightferry.ops.room import free_room
 from nightferry.ops.stage import proven_chunks
@@ -42,8 +44,8 @@ class Checked:
     copy: CopyRecord
     error: str = ""
     exit_code: int = 0
-    skipped: str = ""
-    """Why it was not read: its cartridge is in a vault."""
+    note: str = ""
+    """Why it was not read, where that is well."""
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -51,7 +53,7 @@ class Checked:
             "destination": self.copy.destination,
             "state": self.copy.state,
             "error": self.error or None,
-            "skipped": self.skipped or None,
+            "note": self.note or None,
         }
 
 
@@ -74,6 +76,7 @@ def verify_copies(
     destination: str | None = None,
     *,
     sample: float = 1.0,
+    recalling: bool = False,
     progress: Progress,
     cancel: Cancel,
 ) -> Iterator[Checked]:
@@ -81,32 +84,51 @@ def verify_copies(
 
     On tape cartridge by cartridge, as many at once as there are drives. What lies on a cartridge in a vault is left
     out, and said.
+
+    Args:
+        opened: The site.
+        destination: Only its copies.
+        sample: See ``ops.stream.verify_copy``.
+        recalling: Whether copies in an archive are asked for and waited for; else they are left out, and that is
+            said.
+        progress: Told of every copy.
+        cancel: Seen at every chunk.
     """
     vault = opened.offsite()
     here = []
     for copy in copies_to_verify(opened, destination):
         away = [s.barcode for s in stops(copy) if s.barcode in vault.get(copy.destination, ())]
         if away:
-            yield Checked(copy, skipped=f"{away[0]} is offsite")
+            yield Checked(copy, note=f"{away[0]} is offsite")
         else:
             here.append(copy)
 
     def check(copy: CopyRecord) -> Checked:
-        return check_one(opened, copy, sample=sample, progress=progress, cancel=cancel)
+        return check_one(opened, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
 
     yield from in_passes(opened, here, lambda copy: copy, check, cancel)
 
 
 def check_one(
-    opened: OpenSite, copy: CopyRecord, *, sample: float, progress: Progress, cancel: Cancel
+    opened: OpenSite,
+    copy: CopyRecord,
+    *,
+    sample: float,
+    recalling: bool = False,
+    progress: Progress,
+    cancel: Cancel,
 ) -> Checked:
     """One copy's result as a value; only a stop is raised."""
     try:
+        if recalling:
+            recall(opened, copy, progress=progress, cancel=cancel)
         checked = verify_copy(opened, copy, sample=sample, progress=progress, cancel=cancel)
         if checked.state in ("damaged", "suspect"):
             known = f"it was found {checked.state} before, and a sample does not clear it: {checked.note}"
             return Checked(checked, known, IntegrityError.exit_code)
         return Checked(checked)
+    except NeedsRecall as error:
+        return Checked(copy, note=f"not read back: {error}; --recall asks for it")
     except (IntegrityError, DestinationError, BusyError) as error:
         opened.catalog.refresh()
         newest = next(
@@ -157,19 +179,21 @@ def remake_copy(
     opened.site.destination(destination)
     if opened.is_staged(image):
         back_group = opened.back_group_of(image)
-        with opened.disk(back_group).read_lease(f"copy of {image.image} to {destination}"):
+        with opened.leases(back_group).read(f"copy of {image.image} to {destination}"):
             return stream_image(opened, image, destination, progress=progress, cancel=cancel)
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:
         return there
     last: NightferryError | None = None
-    for place in places_of(opened, image):
-        if place.source == destination:
-            continue
+    turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination])
+    for place in turns:
         with opened.scratch(image) as scratch:
             try:
+                turns.ready(place, progress=progress, cancel=cancel)
                 _fetch(opened, image, place, scratch, cancel)
             except (IntegrityError, DestinationError, BusyError) as error:
+                if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
+                    continue
                 last = error
                 progress.say(f"{place.source} cannot give {image.image} back: {error}")
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.tape.changer import Address
-from nightferry.destination.tape.drive import WriteProtected
-from nightferry.errors import DestinationError, MediumDamaged, NoScratch, PositionLost, Unavailable
+from nightferry.destination.tape.drive import Waiting, no_waiting
+from nightferry.errors import (
+    DestinationError,
+    MediumDamaged,
+    NoScratch,
+    PositionLost,
+    Unavailable,
+    WriteProtected,
+)
 from nightferry.progress import QUIET, Cancel
 from tests.support.faulty_drive import Fault, FaultyDrive
 from tests.support.tape_rig import MIB, FakeClock, Image, Register, Rig, Said, barcodes, put, read_all
@@ -93,11 +100,11 @@ def test_a_cartridge_that_no_drive_loads_does_not_cost_the_drives(rig: Rig) -> N
     rig.make()
 
     class Broken(FaultyDrive):
-        def load(self) -> None:
+        def load(self, waiting: Waiting = no_waiting) -> None:
             held = json.loads((rig.path / "elements.json").read_text())["elements"][f"drive {self.number}"]
             if held == "A00001L9":
                 raise self.error
-            super().load()
+            super().load(waiting)
 
         @property
         def error(self) -> Unavailable:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from nightferry.destination.tape.drive import RECORD_BYTES, Mark, Position, TapeDrive
+from nightferry.destination.tape.drive import RECORD_BYTES, Mark, Position, TapeDrive, Waiting, no_waiting
 from nightferry.errors import DestinationError, Unavailable
 
 T = TypeVar("T")
@@ -48,8 +48,8 @@ class FaultyDrive:
     def is_loaded(self) -> bool:
         return self._do("is_loaded", self.drive.is_loaded)
 
-    def load(self) -> None:
-        self._do("load", self.drive.load)
+    def load(self, waiting: Waiting = no_waiting) -> None:
+        self._do("load", lambda: self.drive.load(waiting))
 
     def unload(self) -> None:
         self._do("unload", self.drive.unload)
@@ -65,6 +65,9 @@ class FaultyDrive:
 
     def position(self) -> Position:
         return self._do("position", self.drive.position)
+
+    def locate(self, target: Position) -> None:
+        self._do("locate", lambda: self.drive.locate(target))
 
     def space_filemarks(self, count: int) -> int:
         return self._do("space_filemarks", lambda: self.drive.space_filemarks(count))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from nightferry.destination.hosts import is_loopback
 from nightferry.destination.s3.wire import BoundedSession
 from nightferry.errors import ConfigError
 from nightferry.model.destinations import S3Settings
@@ -17,6 +17,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 """Silence, not length: a request may take as long as bytes move."""
 CONNECTIONS = 80
+_SIGNER = "nightferry-s3v4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S) -> 
         max_pool_connections=CONNECTIONS,
     )
     client.meta.events.register("before-send.s3", wire.send)
+    client.meta.events.register("choose-signer.s3", _signer)
     return Connection(client, wire, client.meta.endpoint_url, bucket, prefix)
 
 
@@ -95,6 +97,16 @@ def _loader() -> Any:
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
+
+
+def _signer(signature_version: Any, **_: Any) -> str | None:
+    """botocore's own signer in place of the one in awscrt, which copies every body, used or not."""
+    from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
+
+    if signature_version not in ("v4", "s3v4"):
+        return None
+    AUTH_TYPE_MAPS.setdefault(_SIGNER, S3SigV4Auth)
+    return _SIGNER
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -108,17 +120,6 @@ def split_url(url: str) -> tuple[str, str]:
     if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or ".." in names:
         raise ConfigError(f"not the URL of a bucket: {url!r}", hint="write s3://bucket or s3://bucket/prefix")
     return parts.netloc, "".join(f"{name}/" for name in names)
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the URL's host is this machine."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _require_tls(name: str, endpoint: str, with_keys: bool) -> None:

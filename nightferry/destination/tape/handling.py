@@ -8,11 +8,10 @@ from __future__ import annotations
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.changer import Address, Element
-from nightferry.destination.tape.drive import WriteProtected
 from nightferry.destination.tape.media import Media, MediumView
 from nightferry.destination.tape.pool import is_being_written
 from nightferry.destination.tape.stock import Stock
-from nightferry.errors import DestinationError, WrongCartridge
+from nightferry.errors import DestinationError, WriteProtected, WrongCartridge
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel
 

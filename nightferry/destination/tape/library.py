@@ -18,7 +18,6 @@ from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bays import Bay, Bays
 from nightferry.destination.tape.care import Care
 from nightferry.destination.tape.changer import Library
-from nightferry.destination.tape.drive import WriteProtected
 from nightferry.destination.tape.feed import BUFFER_BYTES
 from nightferry.destination.tape.handling import Handling
 from nightferry.destination.tape.layout import Location, Trailer, parse_location
@@ -32,6 +31,7 @@ from nightferry.errors import (
     MediumDamaged,
     NightferryError,
     Unavailable,
+    WriteProtected,
     WrongCartridge,
 )
 from nightferry.model.findings import Finding

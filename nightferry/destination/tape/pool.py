@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from nightferry.destination.tape.changer import UNREADABLE
 from nightferry.model.records import CartridgeRecord
 
 WRITING = "being written"
@@ -40,7 +41,8 @@ class Pool:
     cleaning: tuple[str, ...] = ("CLN*",)
 
     def holds(self, barcode: str) -> bool:
-        return _matches(barcode, self.barcodes) and not self.cleans(barcode)
+        known = barcode != UNREADABLE and not self.cleans(barcode)
+        return known and _matches(barcode, self.barcodes)
 
     def cleans(self, barcode: str) -> bool:
         """Whether it is a cleaning cartridge."""

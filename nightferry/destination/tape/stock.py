@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from nightferry.clock import Clock
 from nightferry.destination.tape.bays import Bay, Bays
 from nightferry.destination.tape.cartridge import Audit, Cartridge
-from nightferry.destination.tape.drive import WriteProtected
 from nightferry.destination.tape.label import new_label
 from nightferry.destination.tape.layout import Trailer
 from nightferry.destination.tape.pool import WRITING, Pool, is_being_written, settled
 from nightferry.destination.tape.watch import Watch
-from nightferry.errors import MediumDamaged, NoScratch, WrongCartridge
+from nightferry.errors import MediumDamaged, NoScratch, WriteProtected, WrongCartridge
 from nightferry.model.records import CartridgeRecord, CartridgeState
 from nightferry.progress import Cancel, Progress
 from nightferry.units import format_size

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from nightferry.destination.tape.drive import RECORD_BYTES, Mark, Position, TapeDrive
+from nightferry.destination.tape.drive import RECORD_BYTES, Mark, Position, TapeDrive, Waiting, no_waiting
 from nightferry.errors import DestinationError, MediumFull
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class WatchedDrive:
     def is_loaded(self) -> bool:
         return self._ask(self._drive.is_loaded)
 
-    def load(self) -> None:
-        self._ask(self._drive.load)
+    def load(self, waiting: Waiting = no_waiting) -> None:
+        self._ask(lambda: self._drive.load(waiting))
 
     def unload(self) -> None:
         self._ask(self._drive.unload)
@@ -56,6 +56,9 @@ class WatchedDrive:
 
     def position(self) -> Position:
         return self._ask(self._drive.position)
+
+    def locate(self, target: Position) -> None:
+        self._ask(lambda: self._drive.locate(target))
 
     def space_filemarks(self, count: int) -> int:
         return self._ask(lambda: self._drive.space_filemarks(count))

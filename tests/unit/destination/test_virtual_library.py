@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.tape.changer import Address, Element
-from nightferry.destination.tape.drive import TapeDrive, WriteProtected
+from nightferry.destination.tape.drive import TapeDrive
 from nightferry.destination.tape.virtual import VirtualLibrary, open_virtual
-from nightferry.errors import DestinationError
+from nightferry.errors import DestinationError, WriteProtected
 
 MIB = 1 << 20
 SLOT, DRIVE, PORT = Address("slot", 0), Address("drive", 0), Address("port", 0)

@@ -176,15 +176,13 @@ def test_kinds_of_later_releases_parse_and_are_named_before_they_are_used():
     site = parse_site(CONTRACT + LATER)
     missing = "\n".join(site.undelivered())
     for place in (
-        "destinations[l700].library.kind: iscsi",
-        "destinations[l701].library.kind: scsi",
         "destinations[l702].library.kind: ndmp",
         "groups[PG1].postgres",
         "groups[NAS].stores[home].kind: ndmp",
         "groups[NAS].stores[erp].kind: command",
     ):
         assert place in missing
-    with pytest.raises(NotInThisRelease, match="iscsi libraries") as refused:
+    with pytest.raises(NotInThisRelease, match="ndmp libraries") as refused:
         site.require_delivered()
     assert refused.value.exit_code == 2
 
@@ -224,13 +222,47 @@ def test_copies_on_tape_stay_plain():
     assert f"line {line_of(text, line)}:" in error.message
 
 
+def test_every_kind_of_cluster_is_in_this_release():
+    site = parse_site(
+        SMALL.replace("[cluster]\n", '[cluster]\nkind = "pacemaker"\nallow_without_fencing = false\n')
+    )
+    assert not site.undelivered()
+
+
+COMMANDS = """\
+where = ["/usr/bin/groups", "{group}"]
+move = ["/usr/bin/groups", "{group}", "{node}", "{source}"]
+owner = { regex = 'on (\\S+)' }
+state = { json = "state" }
+"""
+
+
 @pytest.mark.parametrize(
-    "cluster",
-    ['kind = "pacemaker"\nallow_without_fencing = false', 'kind = "command"\npreset = "windows-powershell"'],
+    ("keys", "said"),
+    [
+        ("", "cluster: needs a preset, or where, move, owner, state"),
+        (COMMANDS, ""),
+        (
+            COMMANDS.replace("{source}", "{target}"),
+            "no placeholder {target} here; there are: {group}, {node}, {source}",
+        ),
+        (COMMANDS.replace('"{group}"]', '"{node}"]'), "no placeholder {node} here; there are: {group}"),
+        (COMMANDS.replace("(\\S+)", "\\S+"), "must have one group"),
+        (COMMANDS.replace("(\\S+)", "(\\S+"), "not a regular expression"),
+        (COMMANDS.replace('json = "state"', 'json = "state", regex = "(x)"'), "either regex or json"),
+        (COMMANDS + 'view = ["/usr/bin/nodes", "{node}"]\n', "with view, up says where"),
+        (COMMANDS + 'states = { Online = "good" }\n', "states.Online: must be"),
+        (COMMANDS.replace('["/usr', '["usr'), "absolute path"),
+        (COMMANDS + 'deadline = "0s"\n', "deadline"),
+        ('preset = "windows-powershell"\nvia = ["/usr/bin/ssh", "n"]\n', ""),
+    ],
 )
-def test_clusters_of_later_releases_parse_and_are_named(cluster):
-    site = parse_site(SMALL.replace("[cluster]\n", f"[cluster]\n{cluster}\n"))
-    assert site.undelivered()[0].startswith("cluster.kind")
+def test_a_command_cluster_says_what_is_run_and_how_it_is_read(keys, said):
+    text = SMALL.replace("[cluster]\n", f'[cluster]\nkind = "command"\n{keys}')
+    if said:
+        assert said in refusal(text).message
+    else:
+        parse_site(text).require_delivered()
 
 
 def test_a_catalog_in_an_object_store_is_a_later_release():
@@ -335,6 +367,7 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         ("America/Chicago", "Mars/Base", "site.timezone: no time zone"),
         ('vanished = "any"', 'vanished = "some"', "groups[SG1].tolerate.vanished: must be a number"),
         ('"20:00 50 MiB/s"', '"20:00 50"', "destinations[cloud].bandwidth: not a rate"),
+        ('"20:00 50 MiB/s"', '"20:00 0 MiB/s"', "bandwidth: in '20:00 0 MiB/s': nothing would ever move"),
         ('"06:00 5 MiB/s"', '"20:00 5 MiB/s"', "destinations[cloud].bandwidth: two limits"),
         ('path = "/srv/vtl"', 'path = "vtl"', "destinations[tape].library.path: not an absolute path"),
         (
@@ -466,6 +499,49 @@ def test_a_destination_has_a_place_of_its_own_that_stays(text, said):
 
 
 @pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://bucket/x", 'second].url: a bucket is a destination of kind = "s3"'),
+        ("s3a://bucket/x", 'second].url: a bucket is a destination of kind = "s3"'),
+        ("local:///srv/x", "second].url: write file:///"),
+        ("sftp://me:HUNTER2@host/x", "second].url: a password is never written into a URL"),
+        ("simplecache::sftp://host/x", "second].url: not a URL"),
+    ],
+)
+def test_a_url_that_another_key_or_kind_serves_is_refused(url, said):
+    message = refusal(CONTRACT + FOLDER.format(url)).message
+    assert said in message
+    assert "HUNTER2" not in message
+
+
+def test_any_other_url_is_in_this_release():
+    text = (
+        CONTRACT
+        + FOLDER.format("sftp://me@host:2222/x")
+        + 'options = { client_keys = "file:/k", port = 22 }\n'
+    )
+    second = parse_site(text).destination("second")
+    assert (second.scheme, second.options) == ("sftp", {"client_keys": "file:/k", "port": 22})
+    assert not [u for u in parse_site(text).undelivered() if "second" in u]
+
+
+def test_a_recall_has_a_tier_days_and_an_end():
+    endpoint = 'endpoint = "http://127.0.0.1:18333"'
+    said = parse_site(CONTRACT).destination("cloud").recall
+    assert (said.tier, said.days, said.wait) == ("standard", 3, 48 * 3600)
+    given = f'{endpoint}\nrecall = {{ tier = "bulk", days = 9, wait = "3d" }}\nstorage_class = "DEEP_ARCHIVE"'
+    cloud = parse_site(CONTRACT.replace(endpoint, given)).destination("cloud")
+    assert (cloud.recall.tier, cloud.recall.days, cloud.recall.wait) == ("bulk", 9, 3 * 86400)
+    assert cloud.archives
+    for wrong, says in [
+        (given.replace("bulk", "expedited"), "recall.tier: DEEP_ARCHIVE knows no expedited recall"),
+        (given.replace("bulk", "slow"), "recall.tier: must be"),
+        (given.replace("days = 9", "days = 0"), "recall.days"),
+    ]:
+        assert says in refusal(CONTRACT.replace(endpoint, wrong)).message
+
+
+@pytest.mark.parametrize(
     "secret",
     [
         'access_key = "HUNTER2"',
@@ -498,12 +574,11 @@ def test_an_fsspec_option_that_looks_like_a_secret_must_be_a_reference():
     assert folder.options == {"password": "env:P", "timeout": 5}
 
 
-def test_bandwidth_follows_the_clock_and_wraps_at_midnight():
-    cloud = parse_site(CONTRACT).destination("cloud")
-    assert cloud.rate_at(time(21)) == 50 * MIB
-    assert cloud.rate_at(time(5, 59)) == 50 * MIB
-    assert cloud.rate_at(time(6)) == 5 * MIB
-    assert parse_site(CONTRACT).destination("tape").rate_at(time(6)) is None
+def test_a_bandwidth_is_steps_by_time_of_day():
+    site = parse_site(CONTRACT.replace("50 MiB/s", "unlimited"))
+    steps = [(step.start, step.bytes_per_s) for step in site.destination("cloud").bandwidth]
+    assert steps == [(time(6), 5 * MIB), (time(20), None)]
+    assert site.destination("tape").bandwidth == site.staging.bandwidth == ()
 
 
 def test_a_deadline_is_a_time_of_day_or_a_span():

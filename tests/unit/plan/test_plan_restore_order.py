@@ -10,6 +10,7 @@ from nightferry.plan.restore_order import (
     Speed,
     by_cartridge,
     choose_copies,
+    recalled_last,
 )
 from nightferry.units import GIB, MIB
 
@@ -119,3 +120,15 @@ def test_all_of_a_spanned_image_takes_a_mount_for_each_cartridge_and_one_file_ta
     (little,) = choose_copies(image(), [spanned], False, SPEEDS, wanted_bytes=MIB)
     assert whole.expected_s == 3 * 120 + GIB / (300 * MIB)
     assert little.expected_s == 120 + 1 / 300
+
+
+def test_what_must_be_recalled_comes_after_everything_else_a_suspect_copy_too() -> None:
+    copies = [copy("cloud"), copy("tape", "suspect"), copy("folder")]
+    choices = choose_copies(image(), copies, True, SPEEDS)
+    seen = recalled_last(choices, ["cloud", STAGING])
+    assert [(c.source, c.needs_recall) for c in seen] == [
+        (STAGING, False),
+        ("folder", False),
+        ("tape", False),
+        ("cloud", True),
+    ]
