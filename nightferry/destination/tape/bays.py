@@ -98,12 +98,14 @@ class Bays:
         watcher: Is told what leaves the drives, and which fail.
         patience_s: How long a drive or cartridge that is in use, or a cartridge that is elsewhere, is waited for
             when reading.
+        cancel: Ends the wait for a drive that becomes ready.
     """
 
-    def __init__(self, library: Library, watcher: Watcher, patience_s: float) -> None:
+    def __init__(self, library: Library, watcher: Watcher, patience_s: float, cancel: Cancel) -> None:
         self._library = library
         self._watcher = watcher
         self._patience_s = patience_s
+        self._cancel = cancel
         self._bays = [Bay(drive) for drive in library.drives]
         self._touched: set[int] = set()
         self._unloadable: dict[str, Bay] = {}
@@ -341,8 +343,17 @@ class Bays:
         """Raises:
         MediumDamaged: another drive could not load it either: it is the cartridge, and not the drives.
         """
+        told = False
+
+        def waiting(what: str) -> None:
+            nonlocal told
+            self._cancel.check()
+            if not told:
+                told = True
+                self._watcher.say(f"{barcode}: {what}")
+
         try:
-            bay.drive.load()
+            bay.drive.load(waiting)
         except Unavailable as error:
             first = self._unloadable.setdefault(barcode, bay)
             if first is bay:

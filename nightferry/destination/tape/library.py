@@ -156,7 +156,7 @@ class TapeDestination:
         self._cancel = cancel or Cancel()
         self._buffer_bytes = buffer_bytes
         self._watch = Watch(name, register, clock, tell)
-        self.bays = Bays(library, self._watch, pool.wait_for_media_s)
+        self.bays = Bays(library, self._watch, pool.wait_for_media_s, self._cancel)
         self.care = Care(self.bays, pool, self._watch)
         self._stock = Stock(pool, self.bays, self._watch, library.cartridge_bytes, clock, pages or {})
         self.media = Media(self.bays, self._stock, self._cancel)
