@@ -36,10 +36,5 @@ def log(*_: Anything) -> NoReturn:
     raise _later("log")
 
 
-def catalog(*_: Anything) -> NoReturn:
-    """Rebuilds the catalog from media alone. Not in this release."""
-    raise _later("catalog rebuild")
-
-
 def _later(verb: str, hint: str = "") -> NotInThisRelease:
     return NotInThisRelease(f"`nightferry {verb}` is not in this release", hint=hint, subject=verb)

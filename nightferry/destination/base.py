@@ -155,6 +155,17 @@ class Destination(Protocol):
     def put_catalog(self, name: str, data: bytes) -> None:
         """Keeps a copy of the catalog; the newest few are kept."""
 
+    def catalog_copies(self) -> list[str]:
+        """Names of the copies of the catalog that are here, those with the latest name first, found from the
+        medium alone."""
+
+    def get_catalog(self, name: str) -> bytes:
+        """One of ``catalog_copies``.
+
+        Raises:
+            MediumDamaged: it cannot be read back as it was written.
+        """
+
     def close(self) -> None:
         """Gives every lease and lock back and unloads what it loaded. May be called twice."""
 

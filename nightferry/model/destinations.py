@@ -203,11 +203,9 @@ class TapeSettings(_DestinationBase):
     """Of each drive: what is read ahead of it, so that it streams."""
 
 
-class S3Settings(_DestinationBase):
-    """An object store that speaks S3. What is not given here follows boto3's own chain."""
+class S3Access(Section):
+    """How an S3 store is reached. What is not given here follows boto3's own chain."""
 
-    kind: Literal["s3"]
-    url: Url
     endpoint: Url | None = None
     region: str | None = None
     profile: str | None = None
@@ -216,6 +214,13 @@ class S3Settings(_DestinationBase):
     secret_key: SecretRef | None = None
     path_style: bool | None = None
     """``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: with an endpoint of one's own."""
+
+
+class S3Settings(_DestinationBase, S3Access):
+    """An object store that speaks S3."""
+
+    kind: Literal["s3"]
+    url: Url
     max_parts: Annotated[int, Field(strict=True, ge=100, le=10_000)] = 10_000
     """Parts of one upload that the provider takes; some take 1,000."""
     storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None

@@ -314,6 +314,26 @@ class DriveRecord(Record):
         return f"{self.destination}/drive {self.drive}"
 
 
+class LeaseRecord(Record):
+    """Who may run a BACK group, where no lock of an operating system reaches every node.
+
+    The newest one counts: what is in the log after it was written under it, and by nobody before it.
+    """
+
+    kind: ClassVar[str] = "lease"
+    back_group: str
+    state: Literal["held", "free"]
+    run: str
+    window: str
+    node: str
+    pid: int
+    since: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.back_group
+
+
 class SelectionRecord(Record):
     """A storage group's fixed list of stores."""
 
@@ -371,6 +391,7 @@ RECORDS: dict[str, type[Record]] = {
         CopyRecord,
         CartridgeRecord,
         DriveRecord,
+        LeaseRecord,
         SelectionRecord,
         FreedRecord,
         RecallRecord,
