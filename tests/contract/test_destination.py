@@ -40,7 +40,7 @@ from nightferry.errors import (
 )
 from nightferry.image.frames import FramedReader
 from nightferry.model.destinations import S3Settings
-from nightferry.model.records import CartridgeRecord
+from nightferry.model.records import CartridgeRecord, DriveRecord
 from nightferry.ops.encode import EncodedOutgoing
 from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.base import ByteReader
@@ -58,6 +58,7 @@ class FileRegister:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.live: dict[str, list[str]] = {}
+        self.drives: list[DriveRecord] = []
         folder.mkdir(exist_ok=True)
 
     def cartridge(self, barcode: str) -> CartridgeRecord | None:
@@ -72,6 +73,9 @@ class FileRegister:
         fresh = self.folder / f".{cartridge.barcode}"
         fresh.write_text(cartridge.model_dump_json())
         fresh.replace(self.folder / cartridge.barcode)
+
+    def record_drive(self, drive: DriveRecord) -> None:
+        self.drives.append(drive)
 
     def live_images(self, barcode: str) -> list[str]:
         return self.live.get(barcode, [])
