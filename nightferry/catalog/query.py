@@ -6,7 +6,7 @@ import difflib
 import os
 import platform
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -127,13 +127,20 @@ class Catalog:
 
     # --- the log
 
-    def append(self, record: Record, phase: Phase = "result", expect: int | None = None) -> Event:
+    def append(
+        self,
+        record: Record,
+        phase: Phase = "result",
+        expect: int | None = None,
+        permit: Callable[[], None] | None = None,
+    ) -> Event:
         """Records the whole truth about a subject; durable on return, and true for every query after it.
 
         Args:
             phase: ``intent`` before something is begun, ``result`` when it is so.
             expect: Sequence of the last event of this subject that the caller decided upon (see
                 `latest_event`; 0 for none).
+            permit: Asked when every event before this one is known; what it raises ends the attempt.
 
         Raises:
             BusyError: with ``expect``: somebody recorded something newer about the subject. A lock that this
@@ -146,8 +153,14 @@ class Catalog:
             raise CatalogError(
                 f"cannot record {record.kind} {record.subject!r}: {error}", subject=record.subject
             ) from error
+
+        def all_permit() -> None:
+            self._permit()
+            if permit is not None:
+                permit()
+
         with self._lock:
-            return self._log.append(record.kind, record.subject, phase, body, expect, self._permit)
+            return self._log.append(record.kind, record.subject, phase, body, expect, all_permit)
 
     def refresh(self) -> int:
         """Learns what other processes wrote; returns how many events.

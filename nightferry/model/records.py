@@ -315,15 +315,19 @@ class DriveRecord(Record):
 
 
 class LeaseRecord(Record):
-    """Who may run a BACK group, where no lock of an operating system reaches every node.
+    """Who may run a BACK group, reads from its disk or moves it, where no lock of an operating system reaches
+    every node.
 
     The newest one counts: what is in the log after it was written under it, and by nobody before it.
     """
 
     kind: ClassVar[str] = "lease"
     back_group: str
+    what: str = ""
+    """Empty: the run lock; ``move``; ``reader-`` and a word of its own for each reader."""
     state: Literal["held", "free"]
     run: str
+    """Which run; for readers and movers what they are called."""
     window: str
     node: str
     pid: int
@@ -331,7 +335,7 @@ class LeaseRecord(Record):
 
     @property
     def subject(self) -> str:
-        return self.back_group
+        return f"{self.back_group}.{self.what}" if self.what else self.back_group
 
 
 class SelectionRecord(Record):

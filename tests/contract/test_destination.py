@@ -558,6 +558,14 @@ def test_catalog_copies_are_taken(place: Place) -> None:
     receipt = put(destination, image)
     assert read_all(place.again(), receipt) == image.data
     assert [f.image for f in destination.scan()] == ["i1"]
+    later = place.again()
+    kept = later.catalog_copies()
+    assert kept[:3] == [f"catalog-{number}.parquet" for number in (4, 3, 2)]
+    assert len(kept) == (5 if place.kind == "tape" else 3)
+    for name in kept[:3]:
+        assert later.get_catalog(name) == random_bytes(int(name[8]), 1000)
+    with pytest.raises(MediumDamaged):
+        later.get_catalog("catalog-9.parquet")
 
 
 def test_check_finds_nothing_but_what_a_scheme_cannot_do_where_all_is_well(place: Place) -> None:
