@@ -22,6 +22,7 @@ from nightferry.catalog.shelf import CopyIndex, Placed, Shelf
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import CatalogError, ConfigError, NotInThisRelease
 from nightferry.model.records import (
+    OUTLIVED,
     RECORDS,
     ApprovalRecord,
     CartridgeRecord,
@@ -29,6 +30,7 @@ from nightferry.model.records import (
     Event,
     FailureRecord,
     FreedRecord,
+    HoldRecord,
     ImageRecord,
     OwnerRecord,
     Record,
@@ -258,20 +260,40 @@ class Catalog:
     def image_as_of(
         self, group: str, store: str, when: datetime | None, *, partial: bool = False
     ) -> ImageRecord | None:
-        """The store's newest image whose start is not later than ``when`` and that is whole.
+        """The store's newest image whose start is not later than ``when``, and that is whole and not expired.
 
         Args:
             when: Aware; None: the newest of all, also when another node's clock goes ahead of this one's.
             partial: Takes a partial image too when it is the newest.
         """
         for image in self.images(group, store):
-            if (when is None or image.started <= when) and (partial or image.state == "whole"):
+            in_time = when is None or image.started <= when
+            if in_time and (partial or image.state == "whole") and not self.expired(image.image):
                 return image
         return None
 
     def freed(self, image: str) -> bool:
         """Whether staging gave the image's room back."""
         return self.latest(FreedRecord, image) is not None
+
+    def expired(self, image: str) -> bool:
+        """Whether the retention has taken all of the image: it is neither on staging nor anywhere else."""
+        freed = self.latest(FreedRecord, image)
+        states = {copy.state for copy in self.all_copies(image)}
+        return (
+            freed is not None
+            and (freed.expired or not states.isdisjoint(OUTLIVED))
+            and states <= {*OUTLIVED, "lost"}
+        )
+
+    def hold(self, image: str) -> HoldRecord | None:
+        """The hold that keeps the image from expiring; None when there is none."""
+        found = self.latest(HoldRecord, image)
+        return found if found is not None and found.held else None
+
+    def holds(self) -> list[HoldRecord]:
+        """Every hold, the oldest first."""
+        return [record for record in self.all(HoldRecord) if record.held]
 
     # --- copies and cartridges
 
@@ -298,10 +320,21 @@ class Catalog:
         return sorted((placed.record for placed in found), key=lambda cartridge: cartridge.barcode)
 
     def live_images(self, destination: str, barcode: str) -> list[str]:
-        """Images with a copy on this cartridge that is not lost: the cartridge must not be overwritten."""
-        found = self._placed(CopyRecord, destination=destination)
+        """Images that keep this cartridge from being written over.
+
+        Those with a copy on it that is neither lost nor expired, and those that it was written with while
+        their record does not say yet what became of it.
+        """
+        cartridge = self.latest(CartridgeRecord, f"{destination}/{barcode}")
+        on_it = set(cartridge.images) if cartridge is not None else set()
+        found = [placed.record for placed in self._placed(CopyRecord, destination=destination)]
         return sorted(
-            {c.record.image for c in found if c.record.state != "lost" and barcode in _barcodes(c.record)}
+            {
+                copy.image
+                for copy in found
+                if copy.state not in ("lost", "expired")
+                and (barcode in _barcodes(copy) or (copy.state == "writing" and copy.image in on_it))
+            }
         )
 
     # --- indexes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, time, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from nightferry.model.fields import (
     AbsolutePath,
@@ -17,7 +17,9 @@ from nightferry.model.fields import (
     SafeName,
     SecretRef,
     Section,
+    Share,
     Size,
+    TimeOfDay,
     Url,
     Words,
 )
@@ -44,6 +46,15 @@ class Retention(Section):
         return not any(
             (self.keep_last, self.keep_daily, self.keep_weekly, self.keep_monthly, self.keep_yearly)
         )
+
+
+class SiteRetention(Retention):
+    """``[retention]``: what holds where a destination says nothing else, and when and how much at once."""
+
+    at_most: Share = 0.5
+    """The share of a destination's copies that may expire at once without somebody's word for it."""
+    expire_at: TimeOfDay | None = None
+    """When the deployment runs each day, site time; None: only when it is asked for."""
 
 
 def _compression(value: str) -> str:
@@ -127,6 +138,22 @@ Library = Annotated[
 ]
 
 
+class ExpiryKeys(Section):
+    """The credentials that remove expired copies, so that those of the nights need not be able to."""
+
+    access_key: SecretRef | None = None
+    secret_key: SecretRef | None = None
+    profile: str | None = None
+
+    @model_validator(mode="after")
+    def _name_one(self) -> Self:
+        if (self.access_key is None) != (self.secret_key is None) or (
+            (self.access_key is None) == (self.profile is None)
+        ):
+            raise ValueError("give access_key and secret_key, or a profile")
+        return self
+
+
 class _DestinationBase(Section):
     name: SafeName
     description: str = ""
@@ -185,6 +212,8 @@ class S3Settings(_DestinationBase):
     storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None
     """Of the images' data, in the provider's words; the small files beside it stay in the bucket's own."""
     lock: Lock | None = None
+    expire: ExpiryKeys | None = None
+    """Who removes what has expired; None: the same key as writes."""
 
 
 class FsspecSettings(_DestinationBase):

@@ -17,6 +17,7 @@ from nightferry.model.destinations import (
     Destination,
     FsspecSettings,
     Retention,
+    SiteRetention,
     TapeSettings,
     VirtualLibrary,
 )
@@ -118,7 +119,7 @@ class Site(Section):
     groups: tuple[Group, ...]
     destinations: tuple[Destination, ...] = ()
     ndmp_servers: tuple[NdmpServer, ...] = ()
-    retention: Retention = Retention()
+    retention: SiteRetention = SiteRetention()
 
     @property
     def name(self) -> str:

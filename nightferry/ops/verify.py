@@ -15,7 +15,7 @@ from nightferry.errors import (
     NightferryError,
     StagingFull,
 )
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.restore import open_place, places_of
 from nightferry.ops.room import free_room
@@ -98,7 +98,8 @@ def check_one(
 
 
 def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
-    """Images whose policy wants a copy at the destination that is not there, or not to be trusted."""
+    """Images whose policy wants a copy at the destination that is not there, or not to be trusted; one that
+    expired there is not missed."""
     opened.site.destination(destination)
     opened.catalog.refresh()
     wanted = {g.name for g in opened.site.groups if destination in g.copies}
@@ -107,7 +108,7 @@ def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
         if image.group not in wanted:
             continue
         good = any(
-            c.destination == destination and c.state in ("whole", "verified")
+            c.destination == destination and c.state in (*OUTLIVED, "whole", "verified")
             for c in opened.catalog.copies(image.image)
         )
         if not good and _readable_elsewhere(opened, image):

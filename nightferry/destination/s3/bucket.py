@@ -12,6 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError, IncompleteReadError
 
+from nightferry.destination.leftovers import Entry
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.client import Connection
 from nightferry.destination.s3.failure import FAULTS, Forbidden, as_destination_error, code_of, status_of
@@ -51,6 +52,15 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """One version of an object, or a delete marker."""
+
+    path: str
+    version: str
+    is_marker: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PartThere:
     """A part that the store has."""
 
@@ -58,6 +68,7 @@ class PartThere:
     size_bytes: int
     etag: str
     crc: str
+    changed: datetime | None = None
 
 
 class Bucket:
@@ -270,9 +281,32 @@ class Bucket:
         except FAULTS as error:
             raise as_destination_error(error, self.name, f"upload_part {key}") from error
 
-    def delete(self, path: str) -> None:
-        """Removes an object; none there is fine. In a versioned bucket a marker hides it."""
-        self.call("delete_object", Key=self.key(path), unless=("NoSuchKey",))
+    def delete(self, path: str, version: str = "") -> bool:
+        """Removes an object, or one version of it; none there is fine.
+
+        Returns:
+            Whether a delete marker was put there: in a versioned bucket that only hides the object.
+        """
+        which: dict[str, Any] = {"VersionId": version} if version else {}
+        answer = self.call(
+            "delete_object", Key=self.key(path), unless=("NoSuchKey", "NoSuchVersion"), **which
+        )
+        return not version and bool((answer or {}).get("DeleteMarker"))
+
+    def tree(self, prefix: str) -> Iterator[Entry]:
+        """Every object whose path begins so, however deep."""
+        for page in self._pages("list_objects_v2", self.key(prefix)):
+            for entry in page.get("Contents", ()):
+                yield Entry(self.path(str(entry["Key"])), int(entry["Size"]), entry["LastModified"])
+
+    def versions(self, prefix: str) -> Iterator[Version]:
+        """Every version, and every delete marker, of the objects whose path begins so."""
+        for page in self._pages("list_object_versions", self.key(prefix)):
+            for kind in ("Versions", "DeleteMarkers"):
+                for entry in page.get(kind, ()):
+                    yield Version(
+                        self.path(str(entry["Key"])), str(entry["VersionId"]), kind == "DeleteMarkers"
+                    )
 
     def folders(self, folder: str) -> Iterator[str]:
         """Names of the folders in a folder, in order of the store."""
@@ -301,6 +335,7 @@ class Bucket:
                     int(entry["Size"]),
                     str(entry["ETag"]),
                     str(entry.get("ChecksumCRC64NVME", "")),
+                    entry.get("LastModified"),
                 )
 
     def abort(self, key: str, upload_id: str) -> None:
@@ -337,6 +372,7 @@ class Bucket:
 
 _NEXT = {
     "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
+    "list_object_versions": {"KeyMarker": "NextKeyMarker", "VersionIdMarker": "NextVersionIdMarker"},
     "list_multipart_uploads": {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"},
     "list_parts": {"PartNumberMarker": "NextPartNumberMarker"},
 }

@@ -221,7 +221,7 @@ class Stock:
             raise WrongCartridge(
                 f"{barcode} has the label {label.label}, which the catalog does not know", subject=barcode
             )
-        if record.label != label.label:
+        if label.label not in (record.label, record.former_label):
             raise WrongCartridge(
                 f"{barcode} has the label {label.label}, the catalog expects {record.label}", subject=barcode
             )
@@ -255,20 +255,26 @@ class Stock:
         live = self.register.live_images(barcode)
         if live:
             raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
+        known = self.record_of(barcode)
+        scratch = known is not None and known.state == "expired"
         label = new_label(barcode, pool, self._clock.now())
         size = len(label.render())
         before = CartridgeRecord(
             barcode=barcode,
             destination=self.destination,
             pool=pool,
-            state="blank",
+            # What was scratch stays so until the new label is on it, and until then its old one is right, too.
+            state="expired" if scratch else "blank",
             label=label.label,
+            former_label=cartridge.label.label if scratch and cartridge.label is not None else "",
             at=self._clock.now(),
             note="being labelled",
         )
         self.register.record(before)
         cartridge.write_label(label)
-        self.keep(cartridge, before, state="appendable", tape_files=1, used_bytes=size, note="")
+        self.keep(
+            cartridge, before, state="appendable", tape_files=1, used_bytes=size, former_label="", note=""
+        )
 
     def audit(self, cartridge: Cartridge, record: CartridgeRecord) -> Audit:
         """Proves a labelled cartridge fit to be appended to and records what was found behind its known
