@@ -101,8 +101,8 @@ def shown(done: Expiry) -> list[RenderableType]:
             ]
             for row in done.leftovers
         ]
-        columns = ["leftover", "at", "what", "untouched since", "error", Column("frees", right=True)]
-        parts.append(table(columns, rows))
+        columns: list[Column | str] = ["leftover", "at", "what", "untouched since", "error"]
+        parts.append(table([*columns, Column("frees", right=True)], rows))
     parts += [f"{name}: {error.message}\n  hint: {error.hint}" for name, error in done.errors.items()]
     gone, all_of_them = len(done.gone), counted(len(done.copies), "copy", "copies")
     verb = "would expire" if done.dry_run else "expired"

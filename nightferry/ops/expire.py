@@ -256,7 +256,7 @@ def _expire_copies(
                 away.add(name)
             outcome = replace(row, fate="failed", note=error.message)
         done.copies.append(outcome)
-        progress.say(f"{row.image.image} at {name}: {outcome.fate}", row.image.image)
+        progress.say(f"{outcome.fate} at {name}", row.image.image)
 
 
 def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
