@@ -46,7 +46,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]
         names = sorted(policy | {each.destination for each in owed(here, back_group)})
         with (
             run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL),
-            here.disk(back_group).read_lease(f"stage two of {run or back_group}"),
+            here.leases(back_group).read(f"stage two of {run or back_group}"),
         ):
             require_handed_over(here, back_group)
             with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:

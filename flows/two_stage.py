@@ -20,6 +20,7 @@ from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GateClosed
 from nightferry.model.records import RunRecord
 from nightferry.ops.gate import approve, look
+from nightferry.ops.move import settle
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import NightResult, night_result
 from nightferry.ops.run import begin_run, end_run, run_lock, set_state
@@ -151,6 +152,7 @@ def night(
     require_success(part(move_group, site, run.back_group, run=run.run))
     run = set_state(here, run, state="streaming")
     streamed = part(stage_two, site, run.back_group, run=run.run)
+    settle(here, run.back_group, progress=PrefectProgress())
     CANCEL.check()
     if streamed.name != COPY_MISSING:
         require_success(streamed)

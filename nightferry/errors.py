@@ -114,6 +114,12 @@ class WrongCartridge(DestinationError):
     default_hint = "run `nightferry media show` on both barcodes; nothing was written"
 
 
+class WriteProtected(DestinationError):
+    """The cartridge refuses to be written to: its switch, or WORM media that would be written over."""
+
+    default_hint = "set the cartridge's write-protect switch, or take it out of the pool"
+
+
 class NoScratch(DestinationError):
     """No cartridge of the pool may be written."""
 

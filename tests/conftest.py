@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from tests.servers.seaweed import seaweed
+from tests.servers.sshd import sshd
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
@@ -19,4 +20,4 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     )
 
 
-__all__ = ["needs", "seaweed"]
+__all__ = ["needs", "seaweed", "sshd"]

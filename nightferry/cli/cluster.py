@@ -33,7 +33,7 @@ def view() -> None:
                         "path": back_group.path,
                         "owner": token.node if token else None,
                         "epoch": token.epoch if token else 0,
-                        "readers": [r.who for r in disk.readers()],
+                        "readers": [r.who for r in here.leases(back_group.name).readers()],
                     }
                 )
             except ClusterError as error:

@@ -66,6 +66,11 @@ def dispatch(arguments: Sequence[str]) -> object:
     Raises:
         ConfigError: the words are no command.
     """
+    if "--help" in arguments:
+        _, apps, _ = app.parse_commands([word for word in arguments if word != "--help"])
+        verb = apps[-1].default_command
+        if verb is not None and verb.__doc__:
+            apps[-1].help = verb.__doc__.partition("Parameters\n")[0]  # the list of verbs has one line of it
     try:
         return app.meta(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:

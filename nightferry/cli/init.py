@@ -165,6 +165,7 @@ path = {_toml(str(places.staging))}{room}
 # unbuffered = true                    # read and write past the page cache
 # verify = "sample:1%"                 # read back before the gate: sample:N%, full or none
 # keep_free = "5 %"
+# bandwidth = ["06:00 100 MiB/s", "20:00 unlimited"]   # of all streams together, by site time
 
 [[groups]]                             # a storage group: stores that belong together
 name = "SG1"

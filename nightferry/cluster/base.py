@@ -38,6 +38,10 @@ class ClusterView:
     quorate: bool
     nodes: tuple[NodeView, ...]
     groups: tuple[GroupView, ...]
+    fencing: bool | None = None
+    """Whether a lost node is fenced off before another takes its disks; None where the driver cannot know."""
+    leftovers: tuple[str, ...] = ()
+    """What moves left in the cluster and still pins a group, one sentence each."""
 
     def node(self, name: str) -> NodeView | None:
         return next((n for n in self.nodes if n.name == name), None)
@@ -62,6 +66,14 @@ class MovePlan:
 
 class Cluster(Protocol):
     """One driver's verbs; one contract suite (tests/contract/test_cluster.py) over all drivers."""
+
+    @property
+    def here(self) -> str | None:
+        """The node this process runs on; None where this machine plays every node.
+
+        Raises:
+            ClusterError: the cluster does not know this machine.
+        """
 
     def view(self) -> ClusterView: ...
 

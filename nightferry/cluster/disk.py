@@ -1,4 +1,4 @@
-"""What a BACK group's disk itself says: who owns it, who reads it, what was sealed and approved on it.
+"""What a BACK group's disk itself says: who owns it, what was sealed and approved on it.
 
 Everything lies in ``.nightferry`` at the disk's top, so that it moves with the disk. Owner tokens *detect* a
 second owner, they do not keep one away: that is the cluster's fencing.
@@ -6,13 +6,9 @@ second owner, they do not keep one away: that is the cluster's fencing.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
-import secrets
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +17,7 @@ from typing import TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.errors import BusyError, ClusterError, IntegrityError, NotOwner
+from nightferry.errors import ClusterError, IntegrityError, NotOwner
 from nightferry.model.names import parse_run
 from nightferry.model.records import ApprovalRecord, SealRecord
 from nightferry.transfer.durable import create_file, sync_folder
@@ -42,16 +38,6 @@ class OwnerToken(BaseModel):
     node: str
     run: str
     at: AwareDatetime
-
-
-class Reader(BaseModel):
-    """Somebody who reads from the disk and must end before it moves."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    who: str
-    host: str
-    pid: int
-    since: AwareDatetime
 
 
 class BackDisk:
@@ -127,59 +113,6 @@ class BackDisk:
                 f"the disk {self.path} belongs to {holder}, not to {token.node} with epoch {token.epoch}",
                 subject=str(self.path),
             )
-
-    @contextmanager
-    def read_lease(self, who: str) -> Iterator[Reader]:
-        """Keeps the disk here while the block runs. A killed holder's lease ends with its process.
-
-        Args:
-            who: What reads, for people: ``stage two of 20261130-TEX-BACK-1``.
-
-        Raises:
-            BusyError: the disk is about to move.
-        """
-        lock = self._lock_file()
-        path = self._made(self.folder / "readers") / f"{os.getpid()}-{secrets.token_hex(6)}.json"
-        draft = path.with_suffix(".draft")
-        try:
-            self._flock(lock, fcntl.LOCK_SH)
-            reader = Reader(who=who, host=socket.gethostname(), pid=os.getpid(), since=self._clock.now())
-            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                # The lock on the description tells a living holder from one that was killed, so the
-                # description gets the name that others look for only when it is locked.
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                os.write(fd, _dump(reader))
-                draft.rename(path)
-                yield reader
-            finally:
-                draft.unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
-                os.close(fd)
-        finally:
-            os.close(lock)
-
-    def readers(self) -> list[Reader]:
-        """Who reads from the disk now, the oldest first."""
-        found = []
-        for path in _entries(self.folder / "readers"):
-            if path.suffix == ".json" and (reader := _living_reader(path)) is not None:
-                found.append(reader)
-        return sorted(found, key=lambda reader: reader.since)
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keeps readers out while the block runs: for the move.
-
-        Raises:
-            BusyError: somebody reads; the message names them.
-        """
-        lock = self._lock_file()
-        try:
-            self._flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
     def write_seal(self, seal: SealRecord) -> None:
         """Keeps a seal; durable on return. The same seal again changes nothing.
@@ -263,20 +196,6 @@ class BackDisk:
         for epoch in self._epochs()[:-TOKENS_KEPT]:
             (self.folder / f"owner.{epoch}").unlink(missing_ok=True)
 
-    def _lock_file(self) -> int:
-        path = self._made(self.folder) / "readers.lock"
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-    def _flock(self, fd: int, mode: int) -> None:
-        try:
-            fcntl.flock(fd, mode | fcntl.LOCK_NB)
-        except BlockingIOError:
-            readers = self.readers()
-            if readers:
-                named = ", ".join(f"{r.who} (pid {r.pid} on {r.host})" for r in readers)
-                raise BusyError(f"the disk {self.path} is read by {named}", subject=str(self.path)) from None
-            raise BusyError(f"the disk {self.path} is about to move", subject=str(self.path)) from None
-
     def _write_once(self, path: Path, record: _M, present: Callable[[], _M]) -> None:
         try:
             self._create(path, record)
@@ -294,23 +213,6 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except FileNotFoundError:
         return []
-
-
-def _living_reader(path: Path) -> Reader | None:
-    """The description, if its holder still holds it; what a killed holder left is removed."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return Reader.model_validate_json(os.read(fd, 64 << 10))
-        path.unlink(missing_ok=True)
-        return None
-    finally:
-        os.close(fd)
 
 
 def _dump(record: BaseModel) -> bytes:

@@ -57,6 +57,10 @@ class LocalCluster:
         self._nodes = tuple(nodes)
         self._groups = tuple(dict.fromkeys(groups))
 
+    @property
+    def here(self) -> str | None:
+        return None
+
     def view(self) -> ClusterView:
         return self._view(self._read())
 

@@ -1,4 +1,4 @@
-"""Copies as objects at any fsspec URL; a folder (``file://``) is written durably."""
+"""Copies as objects at any URL that fsspec opens: a folder (``file://``), or whatever a driver reaches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from nightferry.destination.copies import (
     safe_name,
     watched,
 )
+from nightferry.destination.drivers import open_driver
 from nightferry.destination.leftovers import Entry, left_in
-from nightferry.destination.objects import FolderObjects, Objects, Pieces, SpecObjects
+from nightferry.destination.objects import FolderObjects, Pieces, ReadAt
+from nightferry.destination.spec import SpecObjects
+from nightferry.destination.spec_check import look
 from nightferry.errors import (
-    ConfigError,
     DestinationError,
     IntegrityError,
     MediumDamaged,
@@ -39,13 +41,15 @@ from nightferry.transfer.base import ByteReader
 
 CATALOGS_KEPT = 3
 _STREAM_BYTES = 4 << 20
+_MADE_FIRST = "images"
+"""What the first copy makes below the root."""
 
 
 class ObjectReader:
     """See ``ByteReader``: an object read by range."""
 
-    def __init__(self, objects: Objects, path: str, size_bytes: int) -> None:
-        self._objects = objects
+    def __init__(self, read_at: ReadAt, path: str, size_bytes: int) -> None:
+        self._read_at = read_at
         self._path = path
         self._size_bytes = size_bytes
 
@@ -58,7 +62,7 @@ class ObjectReader:
             raise IntegrityError(
                 f"bytes {offset} to {offset + length} lie beyond the {self._size_bytes} of {self._path}"
             )
-        data = self._objects.read(self._path, offset, length)
+        data = self._read_at(offset, length)
         if len(data) != length:
             raise MediumDamaged(f"{self._path} ends after {offset + len(data)} bytes", subject=self._path)
         return data
@@ -78,22 +82,35 @@ class FsspecDestination:
 
     Args:
         name: The destination's name.
-        url: Any fsspec URL; its root must exist, since a folder that is made where a disk should be mounted
-            fills the wrong disk.
+        url: Any URL that fsspec opens.
         lanes: How many images are written at once.
-        options: Passed to the fsspec file system.
+        options: Passed to the fsspec file system; secrets among them are references.
+        holds_copies: Whether copies here are on record. Then what the first of them made must be there, since a
+            folder without its disk must not be filled anew; without any the root is made where the folder above
+            it is there. None: the root must be there, and is all that is known.
 
     Raises:
-        ConfigError: no such kind of URL.
+        ConfigError: see ``drivers.open_driver``.
     """
 
     def __init__(
-        self, name: str, url: str, *, lanes: int = 4, options: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        url: str,
+        *,
+        lanes: int = 4,
+        options: Mapping[str, Any] | None = None,
+        holds_copies: bool | None = None,
     ) -> None:
         self._name = name
+        self._objects: FolderObjects | SpecObjects
+        if url.startswith("file://"):
+            self._objects = FolderObjects(name, url.removeprefix("file://"))
+        else:
+            self._objects = SpecObjects(open_driver(name, url, options or {}))
         self._url = url
-        self._objects: Objects = _objects(name, url, dict(options or {}))
         self._lanes = Lanes(lanes)
+        self._holds_copies = holds_copies
 
     @property
     def name(self) -> str:
@@ -105,11 +122,11 @@ class FsspecDestination:
 
     def check(self) -> list[Finding]:
         try:
-            self._objects.require_root()
+            self._require()
         except NightferryError as error:
-            return [
-                Finding("NF-DEST-001", "fail", f"destination {self._name}: {error}", "mount or create it")
-            ]
+            return [Finding("NF-DEST-001", "fail", f"destination {self._name}: {error}", error.hint)]
+        if isinstance(self._objects, SpecObjects):
+            return look(self._objects)
         probe = ".nightferry-check"
         try:
             self._objects.write(probe, [b"nightferry"])
@@ -122,6 +139,25 @@ class FsspecDestination:
             ]
         return []
 
+    def _require(self) -> None:
+        """The root, made on first use.
+
+        Raises:
+            Unavailable: it is not there, or what was in it is not.
+        """
+        if self._holds_copies is False:
+            self._objects.make_root()
+            self._holds_copies = None  # a root that goes away from now on is not made again
+        self._objects.require_root()
+        if self._holds_copies and not self._objects.exists(_MADE_FIRST):
+            raise Unavailable(
+                f"destination {self._name} holds copies, and {self._url.removeprefix('file://').rstrip('/')}/"
+                f"{_MADE_FIRST} is not there",
+                hint="mount its disk; what is owed is delivered by the next run",
+                subject=self._name,
+            )
+        self._holds_copies = None
+
     @contextmanager
     def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[ObjectLane]:
         with self._lanes.lease(cancel) as name:
@@ -129,7 +165,7 @@ class FsspecDestination:
 
     def put(self, outgoing: Outgoing, epoch: int, lane: str, progress: Progress, cancel: Cancel) -> Receipt:
         """See ``Lane.put``."""
-        self._objects.require_root()
+        self._require()
         image = safe_name(outgoing.image)
         whole = self._copy_of(image)
         if whole is not None:
@@ -178,29 +214,30 @@ class FsspecDestination:
         return said
 
     def find(self, image: str, epoch: int) -> Receipt | None:
-        self._objects.require_root()
+        self._require()
         said = self._copy_of(safe_name(image))
         return receipt_of(said) if said is not None and said["epoch"] == epoch else None
 
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
-        self._objects.require_root()
+        self._require()
         image, size_bytes = place_of(location)
         path = f"images/{image}/{data_name(location)}"
         size = self._objects.size(path)
         if size != size_bytes:
             found = "is not there" if size is None else f"has {size} bytes"
             raise MediumDamaged(f"{self._name}: {path} {found}, {size_bytes} were recorded", subject=image)
-        yield ObjectReader(self._objects, path, size_bytes)
+        with self._objects.opened(path) as read_at:
+            yield ObjectReader(read_at, path, size_bytes)
 
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
         if name not in SIDE_FILES:
             raise DestinationError(f"{name!r} is no side file", subject=name)
-        self._objects.require_root()
+        self._require()
         return self._objects.read(f"images/{place_of(location)[0]}/{name}")
 
     def remove(self, location: Mapping[str, Any]) -> None:
-        self._objects.require_root()
+        self._require()
         folder = f"images/{place_of(location)[0]}"
         self._objects.remove(f"{folder}/{META}")
         self._objects.remove(folder)
@@ -213,7 +250,7 @@ class FsspecDestination:
         return ""
 
     def leftovers(self, before: datetime) -> Iterator[Leftover]:
-        self._objects.require_root()
+        self._require()
         for image in self._objects.names("images"):
             yield from left_in(image, self._copy_of(safe_name(image)), self._entries(image), before)
 
@@ -232,11 +269,11 @@ class FsspecDestination:
         return datetime.fromtimestamp(seconds, UTC) if seconds else datetime.max.replace(tzinfo=UTC)
 
     def clear(self, leftover: Leftover) -> None:
-        self._objects.require_root()
+        self._require()
         self._objects.remove(leftover.path)
 
     def scan(self) -> Iterator[Found]:
-        self._objects.require_root()
+        self._require()
         for image in self._objects.names("images"):
             said = self._copy_of(safe_name(image))
             if said is not None:
@@ -244,7 +281,7 @@ class FsspecDestination:
                 yield Found(image, said["epoch"], location_of(said), meta)
 
     def put_catalog(self, name: str, data: bytes) -> None:
-        self._objects.require_root()
+        self._require()
         self._objects.write(f"catalog/{safe_name(name)}", [data])
         kept = sorted(
             self._objects.names("catalog"), key=lambda n: (self._objects.changed(f"catalog/{n}"), n)
@@ -253,18 +290,7 @@ class FsspecDestination:
             self._objects.remove(f"catalog/{old}")
 
     def close(self) -> None:
-        """Nothing is held between calls."""
-
-
-def _objects(name: str, url: str, options: dict[str, Any]) -> Objects:
-    from fsspec.core import url_to_fs
-
-    try:
-        fs, root = url_to_fs(url, **options)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"destination {name}: {url!r} cannot be opened: {error}", subject=name) from error
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    return FolderObjects(name, root) if "file" in protocols else SpecObjects(name, fs, root)
+        self._objects.close()
 
 
 def _as_json(about: Mapping[str, Any]) -> Iterator[bytes]:

@@ -1,22 +1,24 @@
-"""The places a fsspec destination keeps objects: a local folder, durably, or any other fsspec file
-system."""
+"""Objects by relative path, and the folder on a mounted disk that keeps them durably."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from nightferry.destination.durable import FreshFile
 from nightferry.destination.failure import os_errors
-from nightferry.errors import DestinationError, MediumDamaged, NightferryError, Unavailable
+from nightferry.errors import MediumDamaged, Unavailable
 from nightferry.transfer.durable import sync_folder
 
 Pieces = Iterable[bytes | memoryview]
+ReadAt = Callable[[int, int], bytes]
+"""Offset and length → the bytes there; fewer at the object's end."""
 
 _UNREADABLE = frozenset({errno.EIO, errno.EILSEQ, errno.ENODATA})
 """What a disk answers for blocks that it cannot read."""
@@ -31,6 +33,12 @@ class Objects(Protocol):
         Unavailable: the root is not there.
         """
 
+    def make_root(self) -> None:
+        """Makes the root where the folder above it is there; one that is there is fine."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such an object or folder."""
+
     def size(self, path: str) -> int | None:
         """Bytes of an object; None when there is none."""
 
@@ -40,6 +48,9 @@ class Objects(Protocol):
         Raises:
             MediumDamaged: there is no such object.
         """
+
+    def opened(self, path: str) -> AbstractContextManager[ReadAt]:
+        """An object to read from here and there."""
 
     def write(self, path: str, pieces: Pieces) -> None:
         """Creates or replaces an object, whole or not at all."""
@@ -58,6 +69,9 @@ class Objects(Protocol):
     def changed(self, path: str) -> float:
         """When it was last written, seconds."""
 
+    def close(self) -> None:
+        """Gives connections back; the next verb makes new ones. May be called twice."""
+
 
 class FolderObjects:
     """A folder on a mounted disk. Folders 0700, files 0600, fsynced before they appear under their
@@ -72,6 +86,15 @@ class FolderObjects:
             there = self._root.is_dir()
         if not there:
             raise Unavailable(f"the folder {self._root} is not there", subject=self._name)
+
+    def make_root(self) -> None:
+        with os_errors(self._name):
+            if not self._root.exists() and self._root.parent.is_dir():
+                self._root.mkdir(mode=0o700)
+
+    def exists(self, path: str) -> bool:
+        with os_errors(self._name):
+            return (self._root / path).exists()
 
     def size(self, path: str) -> int | None:
         with os_errors(self._name):
@@ -95,6 +118,10 @@ class FolderObjects:
                 raise MediumDamaged(
                     f"{self._name}: {path} cannot be read: {error.strerror}", subject=self._name
                 ) from error
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[ReadAt]:
+        yield partial(self.read, path)
 
     def write(self, path: str, pieces: Pieces) -> None:
         target = self._root / path
@@ -153,6 +180,9 @@ class FolderObjects:
         with os_errors(self._name):
             return (self._root / path).stat().st_mtime
 
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
     def _make(self, folder: Path) -> None:
         """Folders below the root, durably; never the root itself."""
         for parent in [*reversed(folder.relative_to(self._root).parents), folder.relative_to(self._root)]:
@@ -173,87 +203,3 @@ def _read_all(fd: int, offset: int, length: int) -> bytes:
         offset += len(piece)
         length -= len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-class SpecObjects:
-    """Any fsspec file system. An object is there when its upload ended; the last one makes a folder
-    whole."""
-
-    def __init__(self, name: str, fs: Any, root: str) -> None:
-        self._name = name
-        self._fs = fs
-        self._root = root.rstrip("/")
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Drivers raise what they like; what is no ``OSError`` is told as it is."""
-        try:
-            with os_errors(self._name):
-                yield
-        except NightferryError:
-            raise
-        except Exception as error:
-            raise DestinationError(
-                f"{self._name}: {type(error).__name__}: {error}", subject=self._name
-            ) from error
-
-    def _path(self, path: str) -> str:
-        return f"{self._root}/{path}"
-
-    def require_root(self) -> None:
-        with self._errors():
-            there = self._fs.isdir(self._root)
-        if not there:
-            raise Unavailable(f"{self._root} is not there", subject=self._name)
-
-    def size(self, path: str) -> int | None:
-        with self._errors():
-            try:
-                return int(self._fs.size(self._path(path)))
-            except FileNotFoundError:
-                return None
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        with self._errors():
-            try:
-                end = None if length is None else offset + length
-                return bytes(self._fs.cat_file(self._path(path), start=offset, end=end))
-            except FileNotFoundError as error:
-                raise MediumDamaged(f"{self._name}: {path} is not there", subject=self._name) from error
-
-    def write(self, path: str, pieces: Pieces) -> None:
-        with self._errors():
-            self._fs.makedirs(self._path(path).rpartition("/")[0], exist_ok=True)
-            opened = self._fs.open(self._path(path), "wb")
-        with opened as file:
-            for piece in pieces:
-                with self._errors():
-                    file.write(piece)
-
-    def publish(self, folder: str, epoch: int, files: Mapping[str, Pieces], last: tuple[str, bytes]) -> None:
-        for name, pieces in {**files, last[0]: [last[1]]}.items():
-            self.write(f"{folder}/{name}", pieces)
-
-    def remove(self, path: str) -> None:
-        with self._errors():
-            try:
-                self._fs.rm(self._path(path), recursive=True)
-            except FileNotFoundError:
-                return
-            self._fs.invalidate_cache()
-
-    def names(self, folder: str) -> list[str]:
-        with self._errors():
-            try:
-                found = self._fs.ls(self._path(folder), detail=False, refresh=True)
-            except FileNotFoundError:
-                return []
-        names = (path.rstrip("/").rpartition("/")[2] for path in found)
-        return sorted(name for name in names if name and not name.startswith("."))
-
-    def changed(self, path: str) -> float:
-        with self._errors():
-            try:
-                return float(self._fs.modified(self._path(path)).timestamp())
-            except NotImplementedError:
-                return 0.0

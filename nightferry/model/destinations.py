@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, time, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -84,6 +84,17 @@ class Lock(Section):
     days: Annotated[int, Field(strict=True, ge=1)]
 
 
+class Recall(Section):
+    """How a copy in an archived storage class is asked for before it is read."""
+
+    tier: Literal["expedited", "standard", "bulk"] = "standard"
+    """How fast, and how dear; deep archives know no ``expedited``."""
+    days: Annotated[int, Field(strict=True, ge=1, le=365)] = 3
+    """How long the store keeps the recalled bytes readable."""
+    wait: Duration = 48 * 3600.0
+    """Seconds a restore waits for it; bulk recalls from deep archives take two days."""
+
+
 class Pool(Section):
     """Cartridges for one use."""
 
@@ -92,7 +103,9 @@ class Pool(Section):
     """Shell patterns; a cartridge belongs to the pool when one matches its barcode."""
     autolabel: Literal["blank", "never"] = "blank"
     wait_for_media: Duration = 8 * 3600.0
-    """Seconds to wait for a scratch cartridge, shown, while the rest goes on."""
+    """Seconds to wait, shown, for a scratch cartridge, or for one that is to be read and is elsewhere."""
+    cleaning: Words = ("CLN*",)
+    """Shell patterns of the barcodes of cleaning cartridges."""
 
 
 class VirtualLibrary(Section):
@@ -102,6 +115,8 @@ class VirtualLibrary(Section):
     path: AbsolutePath
     drives: Annotated[int, Field(strict=True, ge=1, le=64)] = 2
     slots: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 20
+    ports: Annotated[int, Field(strict=True, ge=1, le=64)] = 2
+    """Import/export ports, where a hand takes cartridges out and puts them in."""
     cartridge_bytes: Annotated[Size, Field(ge=64 * KIB)] = 2 * GIB
 
 
@@ -166,14 +181,6 @@ class _DestinationBase(Section):
     """Overrides the site's."""
     encode: Encode | None = None
 
-    def rate_at(self, local: time) -> float | None:
-        """Bytes a second allowed at this site time; None when there is no limit."""
-        if not self.bandwidth:
-            return None
-        begun = [step for step in self.bandwidth if step.start <= local]
-        step = begun[-1] if begun else self.bandwidth[-1]
-        return step.bytes_per_s or None
-
     def deadline_after(self, window_start: datetime) -> datetime | None:
         """The first moment after ``window_start`` (aware, in site time) at which an owed copy is missing."""
         if self.deadline is None or isinstance(self.deadline, timedelta):
@@ -212,17 +219,31 @@ class S3Settings(_DestinationBase):
     storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None
     """Of the images' data, in the provider's words; the small files beside it stay in the bucket's own."""
     lock: Lock | None = None
+    recall: Recall = Recall()
     expire: ExpiryKeys | None = None
     """Who removes what has expired; None: the same key as writes."""
+
+
+def _fsspec_url(value: str) -> str:
+    scheme = value.partition("://")[0]
+    if scheme in ("s3", "s3a"):
+        raise ValueError('a bucket is a destination of kind = "s3", which proves and resumes its uploads')
+    if scheme == "local":
+        raise ValueError("write file:///… for a folder")
+    return value
 
 
 class FsspecSettings(_DestinationBase):
     """Any other URL that fsspec opens; ``file:///…`` is a folder."""
 
     kind: Literal["fsspec"]
-    url: Url
+    url: Annotated[Url, AfterValidator(_fsspec_url)]
     options: Options = Field(default_factory=dict)
     """Given to the fsspec file system; secrets among them are references."""
+
+    @property
+    def scheme(self) -> str:
+        return self.url.partition("://")[0]
 
 
 Destination = Annotated[

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from nightferry.model.names import is_back_group, is_safe
+from nightferry.model.secrets import is_reference
 from nightferry.units import parse_duration, parse_percent, parse_rate, parse_size
 
 _TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
@@ -108,7 +109,7 @@ def _argv(value: tuple[str, ...]) -> tuple[str, ...]:
 
 def _secret_reference(value: str) -> str:
     """The value is never repeated in the message: it may be the secret itself."""
-    if not re.fullmatch(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:/.+|block:[a-z0-9-]+)", value):
+    if not is_reference(value):
         raise ValueError("a secret is never written here; write env:NAME, file:/PATH or block:NAME")
     return value
 
@@ -193,11 +194,11 @@ def keep_free_bytes(value: str | int, disk_bytes: int) -> int:
 
 
 class BandwidthStep(BaseModel):
-    """From ``start`` (site time) on, at most ``bytes_per_s``; 0 is no limit."""
+    """From ``start`` (site time) on, at most ``bytes_per_s``; None is no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     start: time
-    bytes_per_s: float
+    bytes_per_s: float | None
 
 
 def _bandwidth(value: Any) -> Any:
@@ -214,7 +215,9 @@ def _bandwidth(value: Any) -> Any:
             raise ValueError('write for example ["20:00 50 MiB/s", "06:00 5 MiB/s"]')
         match = re.fullmatch(r"\s*([0-9]{2}:[0-9]{2})\s+(.+)", text)
         start, rate = (match[1], match[2]) if match is not None else ("00:00", text)
-        rate_bytes = 0.0 if rate.strip() == "unlimited" else parse_rate(rate)
+        rate_bytes = None if rate.strip() == "unlimited" else parse_rate(rate)
+        if rate_bytes == 0:
+            raise ValueError(f"in {text!r}: nothing would ever move; write 'unlimited' for no limit")
         steps.append(BandwidthStep(start=_time_of_day(start), bytes_per_s=rate_bytes))
     steps.sort(key=lambda step: step.start)
     if len({step.start for step in steps}) != len(steps):

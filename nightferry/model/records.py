@@ -201,6 +201,32 @@ class OwnerRecord(Record):
         return self.back_group
 
 
+class ConstraintRecord(Record):
+    """What a move of ours put into the cluster to keep a group where it sent it.
+
+    Recorded before it is put there, and again when it is taken back, so that any node knows it as ours.
+    """
+
+    kind: ClassVar[str] = "constraint"
+    group: str
+    """The resource group."""
+    node: str
+    """Where it pins the group, as the site calls the node."""
+    before: str = ""
+    """Where the constraint of ours that it replaces pinned the group."""
+    state: Literal["placed", "taken back"]
+    run: str
+    at: AwareDatetime
+    without_fencing: bool = False
+    """The cluster had no fencing, and the site file allows a move all the same."""
+    reason: str = ""
+    """Why it was taken back."""
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
 class CopyRecord(Record):
     """An image at one destination. ``epoch`` counts the attempts that began to write there."""
 
@@ -326,6 +352,7 @@ RECORDS: dict[str, type[Record]] = {
         SealRecord,
         ApprovalRecord,
         OwnerRecord,
+        ConstraintRecord,
         CopyRecord,
         CartridgeRecord,
         SelectionRecord,

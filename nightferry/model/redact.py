@@ -1,8 +1,9 @@
-"""A site file for other eyes: secrets, references to them and comments taken out."""
+"""Texts for other eyes: a site file without secrets, references to them and comments; a message without secrets."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _SECRET = re.compile(
     r"""(?ix) \b ([\w-]*(?:password|secret|token|key|dsn|user)[\w-]*) (\s*=\s*)
@@ -18,6 +19,13 @@ def redacted(text: str) -> str:
     Works on lines, so that it also serves a file that does not parse.
     """
     return "".join(f"{_line(line)}\n" for line in text.splitlines())
+
+
+def scrubbed(text: str, secrets: Iterable[str]) -> str:
+    """A message, perhaps a library's, with every secret in it replaced; the longest first."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "‹redacted›")
+    return _CREDENTIALS_IN_URL.sub("://…@", text)
 
 
 def _line(line: str) -> str:

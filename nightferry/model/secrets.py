@@ -7,6 +7,7 @@ A reference is ``env:NAME``, ``file:/PATH`` (owned by root or the caller, mode a
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 
@@ -16,8 +17,15 @@ from nightferry.errors import ConfigError
 
 MAX_BYTES = 64 << 10
 
+_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/.+|block:[a-z0-9-]+")
+
 BlockResolver = Callable[[str], str]
 """A block's name → the secret it holds."""
+
+
+def is_reference(value: str) -> bool:
+    """Whether a text of the site file stands for a secret that lies elsewhere."""
+    return _REFERENCE.fullmatch(value) is not None
 
 
 def resolve_secret(

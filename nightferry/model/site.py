@@ -15,7 +15,6 @@ from pydantic import Field
 from nightferry.errors import ConfigError, NotInThisRelease
 from nightferry.model.destinations import (
     Destination,
-    FsspecSettings,
     Retention,
     SiteRetention,
     TapeSettings,
@@ -24,6 +23,7 @@ from nightferry.model.destinations import (
 from nightferry.model.fields import (
     AbsolutePath,
     BackGroupName,
+    Bandwidth,
     KeepFree,
     SafeName,
     SecretRef,
@@ -35,7 +35,13 @@ from nightferry.model.fields import (
     verify_share,
 )
 from nightferry.model.names import choose, split_store
-from nightferry.model.nodes import ClusterSettings, LocalClusterSettings, NodeSettings, NodeSpec, specify
+from nightferry.model.nodes import (
+    ClusterSettings,
+    LocalClusterSettings,
+    NodeSettings,
+    NodeSpec,
+    specify,
+)
 from nightferry.model.stores import FilesStore, Group, SqliteStore, StoreRef
 from nightferry.units import MIB
 
@@ -71,6 +77,9 @@ class StagingSettings(Section):
     verify: Verify = "sample:1%"
     """What is read back before the gate; the passive node checks every byte while it streams."""
     keep_free: KeepFree = "5 %"
+    bandwidth: Bandwidth = ()
+    """What all streams of stage one together may write a second, by site time: the store's users read from
+    the same disks."""
     restricted: bool = True
     """Images readable by their owner alone (0700, 0600)."""
 
@@ -266,8 +275,6 @@ def _undelivered(site: Site) -> list[str]:
     found: list[str] = []
     if "://" in site.site.catalog:
         found.append("site.catalog: a catalog in an object store")
-    if not isinstance(site.cluster, LocalClusterSettings):
-        found.append(f"cluster.kind: {site.cluster.kind} clusters")
     for group in site.groups:
         if group.postgres is not None:
             found.append(f"groups[{group.name}].postgres: PostgreSQL storage groups")
@@ -276,9 +283,7 @@ def _undelivered(site: Site) -> list[str]:
                 found.append(f"groups[{group.name}].stores[{store.name}].kind: {store.kind} stores")
     for destination in site.destinations:
         place = f"destinations[{destination.name}]"
-        if isinstance(destination, FsspecSettings) and not destination.url.startswith("file://"):
-            found.append(f"{place}.url: fsspec destinations other than file://")
-        elif isinstance(destination, TapeSettings) and not isinstance(destination.library, VirtualLibrary):
+        if isinstance(destination, TapeSettings) and not isinstance(destination.library, VirtualLibrary):
             found.append(f"{place}.library.kind: {destination.library.kind} libraries")
         if destination.encode is not None and destination.encode.encrypt_to:
             found.append(f"{place}.encode.encrypt_to: encrypted copies")

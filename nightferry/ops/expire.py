@@ -109,7 +109,7 @@ class Expiry:
                     "what": row.leftover.what,
                     "image": row.leftover.image,
                     "path": row.leftover.path,
-                    "since": row.leftover.since.isoformat(),
+                    "since": row.leftover.since,
                     "size_bytes": row.leftover.size_bytes,
                     "error": row.error or None,
                 }
@@ -331,7 +331,7 @@ def _make_scratch(opened: OpenSite, destination: str) -> list[CartridgeRecord]:
 def _free_staged(opened: OpenSite, staged: Iterable[StagedOutlook], done: Expiry, cancel: Cancel) -> None:
     for row in staged:
         cancel.check()
-        with opened.disk(row.back_group).read_lease("expire"):
+        with opened.leases(row.back_group).read("expire"):
             # As with all room: on record first, so that a crash leaves bytes too many and nothing else.
             opened.catalog.refresh()
             if opened.catalog.hold(row.image.image) is not None:

@@ -50,7 +50,7 @@ class GateView:
             "seal": self.seal.digest if self.seal else None,
             "missing": [{"store": m.name, "state": m.state, "reason": m.reason} for m in self.missing],
             "approvals": [
-                {"stores": list(a.stores), "reason": a.reason, "who": a.who, "at": a.at.isoformat()}
+                {"stores": list(a.stores), "reason": a.reason, "who": a.who, "at": a.at}
                 for a in self.approvals
             ],
             "reason": self.reason,

@@ -19,11 +19,15 @@ def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: C
 
     Raises:
         BusyError: a reader holds it and ``on_overrun = "skip"``.
+        NotOwner: this is not the run's active node.
         MoveFailed: the disk did not arrive.
         Cancelled: while it waited.
     """
+    opened.require_here(run.node, f"stage one of {run.run}")
     waits = opened.site.back_group(run.back_group).on_overrun != "skip"
-    return _when_free(opened, run, run.node, waits=waits, progress=progress, cancel=cancel)
+    node = _when_free(opened, run, run.node, waits=waits, progress=progress, cancel=cancel)
+    settle(opened, run.back_group, progress=progress)
+    return node
 
 
 def to_passive(
@@ -42,21 +46,25 @@ def to_passive(
 
     Raises:
         GateClosed: not every store is proven staged.
+        NotOwner: the disk, which the gate reads, is on another node than this one.
         ClusterError: no passive node is usable.
         MoveFailed: the disk did not arrive; stage two must not read.
     """
+    opened.require_here(opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
     require_open(opened, run)
     target = target_of(opened, run.back_group, to)
     return _when_free(opened, run, target, waits=True, progress=progress, cancel=cancel)
 
 
 def require_handed_over(opened: OpenSite, back_group: str) -> None:
-    """Stage two reads only what went through the gate: the disk must not be with the node that staged last.
+    """Stage two reads only what went through the gate, and on the node that it went to.
 
     Raises:
-        GateClosed: it is.
+        GateClosed: the disk is still with the node that staged last.
+        NotOwner: the disk is on another node than this one.
     """
     opened.catalog.refresh()
+    opened.require_here(opened.cluster.where(back_group), f"stage two of {back_group}")
     newest = next(iter(opened.catalog.runs(back_group)), None)
     token = opened.disk(back_group).owner()
     if newest is None or (token is not None and token.node != newest.node):
@@ -67,6 +75,17 @@ def require_handed_over(opened: OpenSite, back_group: str) -> None:
             hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves first",
             subject=newest.run,
         )
+
+
+def settle(opened: OpenSite, back_group: str, *, progress: Progress) -> None:
+    """Takes back what the move here left in the cluster, once nothing depends on it any more.
+
+    When that fails, or the group would leave its node for it, `check` and the next move deal with it.
+    """
+    try:
+        opened.cluster.release(back_group)
+    except ClusterError as error:
+        progress.say(f"{back_group} stays pinned to its node: {error.message}", subject=back_group)
 
 
 def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
@@ -132,9 +151,47 @@ def _move(
     cancel: Cancel,
     new_disk: bool = False,
 ) -> str:
+    """Moves the disk when it is elsewhere, and takes it for ``target`` when this process can see it there.
+
+    Else the first process that works on the target takes it: by the same call, which then moves nothing.
+    """
+    plan = opened.cluster.plan(back_group, target)
+    if plan.problems:
+        raise MoveFailed(
+            f"{back_group} cannot move to {target}: {'; '.join(plan.problems)}", subject=back_group
+        )
+    sees = opened.here in (None, plan.source)
+    token = _known_token(opened, back_group, target, new_disk=new_disk) if sees else None
+    if plan.is_noop and token is not None and token.node == target:
+        _remember(opened, back_group, token)
+        return target
+    cancel.check()
+    with opened.leases(back_group).exclusive():
+        if not plan.is_noop:
+            progress.say(f"moving {back_group} from {plan.source} to {target}")
+            opened.cluster.move(plan, run=run, cancel=cancel)
+        if opened.cluster.where(back_group) != target:
+            raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
+        if opened.here not in (None, target):
+            progress.say(f"{back_group} is on {target}, where its next work takes the disk")
+            return target
+        token = _known_token(opened, back_group, target, new_disk=new_disk)
+        known = opened.catalog.owner(back_group)
+        epoch, above = token.epoch if token else 0, known.epoch if known else 0
+        token = opened.disk(back_group).take(target, run, expected_epoch=epoch, above=above)
+    _remember(opened, back_group, token)
+    progress.say(f"{back_group} is on {target} (epoch {token.epoch})")
+    return target
+
+
+def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bool) -> OwnerToken | None:
+    """The token of the disk that is mounted here; None on a disk that nobody took yet.
+
+    Raises:
+        MoveFailed: it is not the disk we know.
+    """
     disk = opened.disk(back_group)
-    token = disk.owner()
-    known = opened.catalog.owner(back_group)
+    token, known = disk.owner(), opened.catalog.owner(back_group)
     if token is None and known is not None and not new_disk:
         # Most likely the mount point without the disk: staging there would fill another one.
         raise MoveFailed(
@@ -150,26 +207,7 @@ def _move(
             hint="check what is mounted there; nothing was moved",
             subject=back_group,
         )
-    plan = opened.cluster.plan(back_group, target)
-    if plan.problems:
-        raise MoveFailed(
-            f"{back_group} cannot move to {target}: {'; '.join(plan.problems)}", subject=back_group
-        )
-    if plan.is_noop and token is not None and token.node == target:
-        _remember(opened, back_group, token)
-        return target
-    cancel.check()
-    with disk.exclusive():
-        if not plan.is_noop:
-            progress.say(f"moving {back_group} from {plan.source} to {target}")
-            opened.cluster.move(plan, run=run, cancel=cancel)
-        if opened.cluster.where(back_group) != target:
-            raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
-        epoch, above = token.epoch if token else 0, known.epoch if known else 0
-        token = disk.take(target, run, expected_epoch=epoch, above=above)
-    _remember(opened, back_group, token)
-    progress.say(f"{back_group} is on {target} (epoch {token.epoch})")
-    return target
+    return token
 
 
 def _remember(opened: OpenSite, back_group: str, token: OwnerToken) -> None:

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import assert_never
@@ -20,18 +21,20 @@ from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
+from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
-from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, Unavailable
+from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, NotOwner, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
+from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
-from nightferry.model.nodes import LocalClusterSettings
+from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
 from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
-from nightferry.ops.register import CatalogRegister
+from nightferry.ops.register import CatalogConstraints, CatalogRegister
 from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.transfer.ring import RingSettings
@@ -67,22 +70,57 @@ class OpenSite:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster driver the site names.
-
-        Raises:
-            NotInThisRelease: of a kind that a later release brings.
-        """
+        """The cluster driver the site names."""
         settings = self.site.cluster
+        mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
+        groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
         match settings:
             case LocalClusterSettings():
-                mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
-                return LocalCluster(
-                    state_path=self.site.cluster_state_path,
-                    nodes=self.site.nodes,
-                    groups=tuple(sorted(mail_groups | {b.name for b in self.site.back_groups})),
+                return LocalCluster(self.site.cluster_state_path, self.site.nodes, groups)
+            case PacemakerSettings():
+                from nightferry.cluster.pacemaker import PacemakerCluster
+
+                return PacemakerCluster(
+                    self.site.nodes,
+                    groups,
+                    CatalogConstraints(self.catalog, self.clock),
+                    allow_without_fencing=settings.allow_without_fencing,
+                    move_s=settings.move_deadline,
+                )
+            case CommandClusterSettings():
+                from nightferry.cluster.command import CommandCluster
+                from nightferry.cluster.verbs import verbs
+
+                return CommandCluster(
+                    verbs(settings),
+                    self.site.nodes,
+                    groups,
+                    deadline_s=settings.deadline,
+                    preset=settings.preset or "",
+                    clock=self.clock,
                 )
             case _:
-                raise NotInThisRelease(f"cluster kind {settings.kind!r} is not in this release")
+                assert_never(settings)
+
+    @cached_property
+    def here(self) -> str | None:
+        """The node this process runs on; None where one machine plays every node.
+
+        Raises:
+            ClusterError: the cluster does not know this machine.
+        """
+        return self.cluster.here
+
+    def require_here(self, node: str, what: str) -> None:
+        """Raises:
+        NotOwner: ``what`` belongs to another node than this one.
+        """
+        if self.here not in (None, node):
+            raise NotOwner(
+                f"{what} is the work of {node}; this is {self.here}",
+                hint=f"run the same command on {node}",
+                subject=node,
+            )
 
     def active_node(self, back_group: str) -> str:
         """The node that stages: where the service of the BACK group's storage groups is now.
@@ -103,6 +141,11 @@ class OpenSite:
     def disk(self, back_group: str) -> BackDisk:
         """The BACK group's disk, as it is mounted here."""
         return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
+
+    def leases(self, back_group: str) -> Leases:
+        """Who reads from the BACK group's disk, on any node."""
+        name = self.site.back_group(back_group).name
+        return Leases(self.site.catalog_path / "locks" / f"{name}.readers", name, self.clock)
 
     def back_group_of(self, image: ImageRecord) -> str:
         """The BACK group that the image was staged on.
@@ -178,14 +221,20 @@ class OpenSite:
 
     def throttle(self, destination: str) -> Throttle | None:
         """The destination's bandwidth timetable, shared by all its lanes; None when it has none."""
-        timetable = self.site.destination(destination).bandwidth
+        return self._throttle(destination, self.site.destination(destination).bandwidth)
+
+    def staging_throttle(self) -> Throttle | None:
+        """Stage one's bandwidth timetable, shared by all its streams; None when it has none."""
+        return self._throttle("", self.site.staging.bandwidth)
+
+    def _throttle(self, name: str, timetable: tuple[BandwidthStep, ...]) -> Throttle | None:
         if not timetable:
             return None
         with self._lock:
-            if destination not in self._throttles:
-                entries = tuple((step.start, step.bytes_per_s or None) for step in timetable)
-                self._throttles[destination] = Throttle(Timetable(entries, self.site.tz), clock=self.clock)
-            return self._throttles[destination]
+            if name not in self._throttles:
+                entries = tuple((step.start, step.bytes_per_s) for step in timetable)
+                self._throttles[name] = Throttle(Timetable(entries, self.site.tz), clock=self.clock)
+            return self._throttles[name]
 
     def scratch_folder(self, back_group: str) -> Path:
         """Where on the BACK disk what lives shorter than its process may lie."""
@@ -249,14 +298,10 @@ class OpenSite:
             return Catalog.create(path, node=self.host, clock=self.clock)
         return Catalog(path, node=self.host, clock=self.clock)
 
-    def _make_root(self, name: str, url: str) -> None:
-        """Makes a folder destination's root before its first copy."""
-        root = Path(url.removeprefix("file://"))
-        if not url.startswith("file://"):
-            return
-        self._require_known(name, root / "images")
-        if not root.exists() and root.parent.is_dir():
-            root.mkdir(mode=0o700)
+    def _holds_copies(self, name: str) -> bool:
+        """Whether copies at a destination are on record that may be there."""
+        held = ("whole", "verified", "suspect", "damaged")
+        return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
 
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
@@ -265,10 +310,7 @@ class OpenSite:
         Raises:
             Unavailable: the destination holds copies, and ``made_once`` is not there.
         """
-        if made_once.exists():
-            return
-        held = ("whole", "verified", "suspect", "damaged")
-        if any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)):
+        if not made_once.exists() and self._holds_copies(name):
             raise Unavailable(
                 f"destination {name} holds copies, and {made_once} is not there",
                 hint="mount its disk; what is owed is delivered by the next run",
@@ -294,7 +336,13 @@ class OpenSite:
                 )
                 return TapeDestination(
                     settings.name,
-                    open_virtual(library.path, library.drives, library.slots, library.cartridge_bytes),
+                    open_virtual(
+                        library.path,
+                        library.drives,
+                        library.slots,
+                        library.cartridge_bytes,
+                        library.ports,
+                    ),
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
@@ -302,9 +350,12 @@ class OpenSite:
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
 
-                self._make_root(settings.name, settings.url)
                 return FsspecDestination(
-                    settings.name, settings.url, lanes=settings.streams or DEFAULT_STREAMS
+                    settings.name,
+                    settings.url,
+                    lanes=settings.streams or DEFAULT_STREAMS,
+                    options=settings.options,
+                    holds_copies=self._holds_copies(settings.name),
                 )
             case S3Settings():
                 from nightferry.destination.s3.destination import open_s3

@@ -47,7 +47,7 @@ class CopyOutlook:
             "image": self.image.image,
             "store": f"{self.image.group}/{self.image.store}",
             "destination": self.copy.destination,
-            "started": self.image.started.isoformat(),
+            "started": self.image.started,
             "state": self.fate,
             "why": self.why,
             "size_bytes": self.copy.size_bytes,

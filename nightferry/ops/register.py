@@ -1,11 +1,12 @@
-"""The catalog as a tape library sees it."""
+"""The catalog as a tape library and a cluster see it."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from nightferry.catalog.query import Catalog
-from nightferry.model.records import CartridgeRecord
+from nightferry.clock import Clock
+from nightferry.model.records import CartridgeRecord, ConstraintRecord
 
 
 class CatalogRegister:
@@ -28,3 +29,34 @@ class CatalogRegister:
 
     def live_images(self, barcode: str) -> list[str]:
         return self._catalog.live_images(self._destination, barcode)
+
+
+class CatalogConstraints:
+    """The catalog as the Pacemaker driver sees it: which constraints in the cluster are ours."""
+
+    def __init__(self, catalog: Catalog, clock: Clock) -> None:
+        self._catalog = catalog
+        self._clock = clock
+
+    def constraint(self, group: str) -> ConstraintRecord | None:
+        self._catalog.refresh()
+        return self._catalog.latest(ConstraintRecord, group)
+
+    def place(self, group: str, node: str, *, run: str, before: str, without_fencing: bool) -> None:
+        self._catalog.append(
+            ConstraintRecord(
+                group=group,
+                node=node,
+                before=before,
+                state="placed",
+                run=run,
+                at=self._clock.now(),
+                without_fencing=without_fencing,
+            )
+        )
+
+    def take_back(self, group: str, reason: str) -> None:
+        known = self.constraint(group)
+        if known is not None:
+            changes = {"state": "taken back", "reason": reason, "at": self._clock.now()}
+            self._catalog.append(known.model_copy(update=changes))

@@ -229,7 +229,7 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
     if place.copy is None:
         back_group = opened.back_group_of(image)
         with (
-            opened.disk(back_group).read_lease(f"restore of {image.image}"),
+            opened.leases(back_group).read(f"restore of {image.image}"),
             FileReader(opened.staged_path(image)) as reader,
         ):
             yield CheckedReader(reader, chunks)

@@ -109,8 +109,9 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
     """The BACK disk's token, which names the run's node.
 
     Raises:
-        NotOwner: it names another node.
+        NotOwner: it names another node, or this is another one.
     """
+    opened.require_here(run.node, f"stage one of {run.run}")
     token = opened.disk(run.back_group).owner()
     if token is None or token.node != run.node:
         owner = token.node if token else "nobody"
@@ -316,6 +317,7 @@ def _reserve(
             settings=opened.ring_settings(),
             expected_bytes=size_bytes,
             meter=meter,
+            throttle=opened.staging_throttle(),
             cancel=cancel,
             mode=0o600 if opened.site.staging.restricted else 0o640,
         )

@@ -35,11 +35,11 @@ class StoreStatus:
             "store": f"{self.group}/{self.store}",
             "colour": self.colour,
             "image": self.image.image if self.image else None,
-            "started": self.image.started.isoformat() if self.image else None,
+            "started": self.image.started if self.image else None,
             "state": self.image.state if self.image else None,
             "staged": self.staged,
             "copies": [{"destination": c.destination, "state": c.state} for c in self.copies],
-            "proved": self.proved.isoformat() if self.proved else None,
+            "proved": self.proved,
             "reason": self.reason,
         }
 

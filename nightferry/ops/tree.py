@@ -1,10 +1,11 @@
 """Writes restored files below one directory, so that nothing a name or a link says leads outside of it.
 
 Every path is walked one component at a time by directory descriptors, and no symbolic link is followed,
-also not one that an earlier restore put there. A file is written as a new one under a random name in its
-own directory, is given owner, attributes, ACL, mode and times by descriptor, and only then gets its name
-by rename: an existing inode is never opened for writing, and after a crash a name holds the old content,
-the new, or nothing.
+also not one that an earlier restore put there. A file is written as a new one without a name, is given owner,
+attributes, ACL, mode and times by descriptor, and only then gets its name: an existing inode is never
+opened for writing, and after a crash a name holds the old content, the new, or nothing. Where the file
+system makes no file without a name (NFS), and for what is not a file, it has a random name until then,
+which a killed restore leaves behind.
 
 What is durable when: a file of 1 MiB or more, and one that replaces another, is synced before its rename;
 all the rest is synced together by ``close_directories``. After a power cut before that a small new file
@@ -38,7 +39,10 @@ WRITE_BACK_BYTES = 64 << 20
 """A large file is sent to the disk every so many bytes, so that no more of it waits in memory."""
 
 TEMPORARY_PREFIX = b".nightferry-"
-"""How names of files not yet whole begin; a killed restore may leave one."""
+"""How names of files not yet whole begin, where they need one."""
+
+_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
+"""How a file system, or a kernel, says that it has no O_TMPFILE (open(2))."""
 
 _FATAL = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -195,14 +199,16 @@ class TargetTree:
             parent, name = self._place(path, metadata)
             with self._temporary(parent) as temporary:
                 with self._os_errors(path):
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                    fd = os.open(temporary, flags, 0o600, dir_fd=parent)
+                    fd, named = self._new_file(parent, temporary)
                 try:
                     written = self._fill(path, fd, size_bytes, pieces)
                     with self._os_errors(path):
                         losses = apply(fd, metadata, self._owners, privileged=self.privileged)
                         self._sync(fd, parent, name, size_bytes)
-                        self._commit(parent, temporary, name, fd)
+                        if not named:
+                            self._give_name(fd, parent, name if self.overwrite == "never" else temporary)
+                        if named or self.overwrite != "never":
+                            self._commit(parent, temporary, name, fd)
                         status = os.fstat(fd)
                 finally:
                     os.close(fd)
@@ -336,6 +342,24 @@ class TargetTree:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=parent)
             raise
+
+    @staticmethod
+    def _new_file(parent: int, temporary: bytes) -> tuple[int, bool]:
+        """A new empty file, and whether it had to be given the temporary name."""
+        try:
+            return os.open(b".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent), False
+        except OSError as error:
+            if error.errno not in _NO_NAMELESS:
+                raise
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(temporary, flags, 0o600, dir_fd=parent), True
+
+    @staticmethod
+    def _give_name(fd: int, parent: int, name: bytes) -> None:
+        try:
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=parent)
+        except FileExistsError as error:
+            raise _Skipped from error
 
     def _place(self, path: bytes, metadata: Metadata) -> tuple[int, bytes]:
         names = components(path)

@@ -140,7 +140,7 @@ def remake_copy(
     opened.site.destination(destination)
     if opened.is_staged(image):
         back_group = opened.back_group_of(image)
-        with opened.disk(back_group).read_lease(f"copy of {image.image} to {destination}"):
+        with opened.leases(back_group).read(f"copy of {image.image} to {destination}"):
             return stream_image(opened, image, destination, progress=progress, cancel=cancel)
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, tzinfo
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.progress import Cancel
-from nightferry.units import parse_rate
 
 BURST_S = 0.25
 """An idle bucket saves up this many seconds of its rate, no more."""
 
 SLICE_S = 0.5
 """A wait looks at its cancel and at the timetable this often."""
+
+_TICK_S = 0.001
+"""No wait is shorter: a clock may not tell less apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +38,6 @@ class Timetable:
                 break
             rate = following
         return rate
-
-
-def parse_timetable(entries: Sequence[str], zone: tzinfo) -> Timetable:
-    """``["20:00 50 MiB/s", "06:00 unlimited"]`` → a timetable in ``zone``.
-
-    Raises:
-        ValueError: an entry is not a time and a rate, its rate is zero, or two begin at the same time; names
-        it.
-    """
-    found: dict[time, float | None] = {}
-    for entry in entries:
-        match = re.fullmatch(r"\s*([01]?[0-9]|2[0-3]):([0-5][0-9])\s+(\S.*?)\s*", entry)
-        if match is None:
-            raise ValueError(f"not a time and a rate: {entry!r}; write for example '20:00 50 MiB/s'")
-        try:
-            rate = None if match[3] == "unlimited" else parse_rate(match[3])
-        except ValueError as error:
-            raise ValueError(f"in {entry!r}: {error}") from error
-        if rate == 0:
-            raise ValueError(f"in {entry!r}: a rate of nothing would never end")
-        start = time(int(match[1]), int(match[2]))
-        if start in found:
-            raise ValueError(f"in {entry!r}: another entry begins at the same time")
-        found[start] = rate
-    if not found:
-        raise ValueError("a timetable needs at least one entry, for example '20:00 50 MiB/s'")
-    return Timetable(tuple(sorted(found.items())), zone)
 
 
 class Throttle:
@@ -109,7 +82,7 @@ class Throttle:
                 owed = ticket - self._allowed
             if rate is None or owed < 1:  # less than a byte is what floating point leaves over
                 return
-            self._clock.sleep(min(owed / rate, SLICE_S))
+            self._clock.sleep(min(max(owed / rate, _TICK_S), SLICE_S))
 
     def _refill(self) -> float | None:
         """Brings what is allowed up to now; returns the rate in force. Called with the lock held."""

@@ -4,19 +4,19 @@ import json
 
 import pytest
 
+from nightferry.cluster.command import CommandCluster
 from nightferry.cluster.local import LocalCluster
+from nightferry.cluster.verbs import verbs
 from nightferry.errors import ClusterError, ConfigError, MoveFailed
-from nightferry.model.nodes import specify
+from nightferry.model.nodes import CommandClusterSettings, specify
 from nightferry.progress import Cancel
-
-ACTIVE, PRIMARY, ALTERNATE = "TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"
-MAIL, BACK = "TEX-MAIL-1", "TEX-BACK-1"
+from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK, MAIL, PRIMARY, FakeCluster
 
 
 class LocalRig:
     """The local driver, with nodes taken offline by the state file's own key."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, monkeypatch):
         self.path = folder / "cluster.json"
 
     def open(self):
@@ -27,12 +27,46 @@ class LocalRig:
         self.path.write_text(json.dumps({"owners": owners, "offline": [node]}))
 
 
-RIGS = {"local": LocalRig}
+class CommandRig:
+    """The command driver over programs that stand in for a cluster's own."""
+
+    preset = None
+
+    def __init__(self, folder, monkeypatch):
+        self.fake = FakeCluster(folder)
+        monkeypatch.setenv("PATH", str(self.fake.bin), prepend=":")
+
+    def settings(self):
+        keys = {"kind": "command", "preset": self.preset} if self.preset else self.fake.settings()
+        return CommandClusterSettings.model_validate(keys)
+
+    def open(self):
+        nodes = specify((ACTIVE, PRIMARY, ALTERNATE), ())
+        return CommandCluster(verbs(self.settings()), nodes, (MAIL, BACK), deadline_s=5)
+
+    def offline(self, node):
+        self.fake.write(nodes={**self.fake.state["nodes"], node: "Down"})
+
+
+class ClusterExeRig(CommandRig):
+    preset = "windows-cluster-exe"
+
+
+class PowerShellRig(CommandRig):
+    preset = "windows-powershell"
+
+
+RIGS = {
+    "local": LocalRig,
+    "command": CommandRig,
+    "windows-cluster-exe": ClusterExeRig,
+    "windows-powershell": PowerShellRig,
+}
 
 
 @pytest.fixture(params=RIGS)
-def rig(request, tmp_path):
-    return RIGS[request.param](tmp_path)
+def rig(request, tmp_path, monkeypatch):
+    return RIGS[request.param](tmp_path, monkeypatch)
 
 
 def test_every_group_begins_on_the_active_node(rig):

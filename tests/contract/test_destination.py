@@ -45,6 +45,8 @@ from nightferry.ops.encode import EncodedOutgoing
 from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.base import ByteReader
 from tests.servers.seaweed import KEYS, Seaweed
+from tests.servers.sshd import Sshd
+from tests.support.disks import small_disk
 
 MIB = 1 << 20
 
@@ -113,6 +115,8 @@ class Place:
     kind: str
     open: Callable[[], Any]
     flip: Callable[[bytes, int], None]
+    root: Path | None = None
+    """Where its objects lie as files."""
     opened: list[Any] = field(default_factory=list)
 
     def again(self) -> Any:
@@ -218,6 +222,16 @@ def memory_place(tmp: Path) -> Place:
     return Place("memory", lambda: FsspecDestination("cloud", f"memory:/{root}"), flip)
 
 
+def sftp_place(server: Sshd) -> Place:
+    root = server.folder()
+    return Place(
+        "sftp",
+        lambda: FsspecDestination("cloud", server.url(root), options=server.options),
+        _flip_in_files(root, "images/*/data"),
+        root,
+    )
+
+
 def tape_place(tmp: Path) -> Place:
     root = tmp / "library"
 
@@ -268,11 +282,17 @@ def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(
-    params=[*PLACES, pytest.param("s3", marks=[pytest.mark.server, pytest.mark.xdist_group("seaweed")])]
+    params=[
+        *PLACES,
+        pytest.param("s3", marks=[pytest.mark.server, pytest.mark.xdist_group("seaweed")]),
+        pytest.param("sftp", marks=[pytest.mark.server, pytest.mark.xdist_group("sshd")]),
+    ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     if request.param == "s3":
         place = s3_place(tmp_path, request.getfixturevalue("seaweed"), monkeypatch)
+    elif request.param == "sftp":
+        place = sftp_place(request.getfixturevalue("sshd"))
     else:
         place = PLACES[request.param](tmp_path)
     yield place
@@ -475,6 +495,17 @@ def test_no_room_is_said_and_leaves_nothing_whole(place: Place, monkeypatch: pyt
     if place.kind == "tape":
         with pytest.raises(NoScratch, match="1 missing"):
             put(destination, Image("i1", random_bytes(1, 70 * MIB)))
+    elif place.kind == "sftp":
+        assert place.root is not None
+        with small_disk(place.root, 8 * MIB):
+            with pytest.raises(MediumFull) as caught:
+                put(destination, Image("i1", random_bytes(1, 10 * MIB)))
+            assert not caught.value.retryable
+            assert destination.find("i1", 1) is None
+            assert list(destination.scan()) == []
+            assert [p for p in place.root.rglob("*") if p.is_file()] == []
+            put(destination, Image("i1", random_bytes(1, MIB)))
+        return
     else:
 
         def full(*_: object) -> int:
@@ -509,8 +540,11 @@ def test_catalog_copies_are_taken(place: Place) -> None:
     assert [f.image for f in destination.scan()] == ["i1"]
 
 
-def test_check_finds_nothing_where_all_is_well(place: Place) -> None:
-    assert place.again().check() == []
+def test_check_finds_nothing_but_what_a_scheme_cannot_do_where_all_is_well(place: Place) -> None:
+    found = [(f.id, f.severity) for f in place.again().check()]
+    notes = [(f"NF-FS-00{number}", "note") for number in (4, 5, 6, 7)]
+    assert found == ([("NF-FS-001", "warn"), *notes] if place.kind == "memory" else [])
+    assert list(place.again().scan()) == []
 
 
 @pytest.mark.parametrize(

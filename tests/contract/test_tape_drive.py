@@ -159,3 +159,13 @@ def test_loading_where_no_cartridge_is_fails(tmp_path: Path) -> None:
 def test_records_of_impossible_sizes_are_refused(drive: TapeDrive, size: int) -> None:
     with pytest.raises(ValueError, match="record"):
         drive.write_record(bytes(size))
+
+
+def test_a_drive_without_complaint_has_no_alerts_with_and_without_a_cartridge(drive: TapeDrive) -> None:
+    assert drive.alerts() == ()
+    drive.unload()
+    assert drive.alerts() == ()
+
+
+def test_an_ordinary_cartridge_is_not_write_protected(drive: TapeDrive) -> None:
+    assert not drive.is_write_protected()

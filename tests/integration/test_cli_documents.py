@@ -180,7 +180,7 @@ def test_the_page_says_exactly_what_is_printed(
     run("nightferry selection diff", "SG1", code=3)
     site.edit('name = "books"', 'name = "ledger"')
     run("nightferry selection fix", "SG1")
-    with site.opened() as here, here.disk(BACK).read_lease("a test"):
+    with site.opened() as here, here.leases(BACK).read("a test"):
         run("nightferry cluster view")
     run("nightferry cluster move --dry-run", BACK)
     run("nightferry cluster move", BACK)

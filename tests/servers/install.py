@@ -18,6 +18,8 @@ PROGRAMS = {
     "setfacl": "acl",
     "fincore": "util-linux",
     "sqlite3": "sqlite3",
+    "sshd": "openssh-server",
+    "ssh-keygen": "openssh-client",
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
 }
@@ -26,7 +28,8 @@ PROGRAMS = {
 
 def missing() -> dict[str, str]:
     """Programs that are not on this machine, with their packages."""
-    return {program: package for program, package in PROGRAMS.items() if shutil.which(program) is None}
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    return {p: package for p, package in PROGRAMS.items() if shutil.which(p, path=path) is None}
 
 
 def main() -> int:

@@ -55,7 +55,7 @@ def stage_two(
         move.to_passive(opened, record, progress=progress, cancel=cancel)
         record = run.set_state(opened, record, state="streaming")
         failed: list[NightferryError] = []
-        with opened.disk(record.back_group).read_lease("stage two"):
+        with opened.leases(record.back_group).read("stage two"):
             for owed in stream.owed(opened, record.back_group):
                 if opened.drain_requested(record.back_group):
                     break
@@ -66,6 +66,7 @@ def stage_two(
                 except NightferryError as error:
                     failed.append(error)
             room.free_staging(opened, record.back_group)
+        move.settle(opened, record.back_group, progress=progress)
         result = night_result(opened, record)
         if opened.drain_requested(record.back_group):
             run.set_state(opened, record, state="drained", result="partial")

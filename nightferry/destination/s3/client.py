@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from nightferry.destination.hosts import is_loopback
 from nightferry.destination.s3.wire import BoundedSession
 from nightferry.errors import ConfigError
 from nightferry.model.destinations import S3Settings
@@ -108,17 +108,6 @@ def split_url(url: str) -> tuple[str, str]:
     if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or ".." in names:
         raise ConfigError(f"not the URL of a bucket: {url!r}", hint="write s3://bucket or s3://bucket/prefix")
     return parts.netloc, "".join(f"{name}/" for name in names)
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the URL's host is this machine."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _require_tls(name: str, endpoint: str, with_keys: bool) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Found, Leftover, Locked, Outgoing, Receipt
+from nightferry.destination.base import SIDE_FILES, Found, Leftover, Locked, Outgoing, Receipt
 from nightferry.destination.copies import (
     COPY,
     META,
@@ -260,8 +260,7 @@ class S3Destination:
             return
 
     def _remove(self, image: str) -> None:
-        """The data goes first: without it nothing left behind by a crash looks whole."""
-        for name in (*DATA_NAMES.values(), META, COPY, "index", "chunks"):
+        for name in expiry.NAMES:
             self._bucket.delete(f"images/{image}/{name}")
 
     def _copy_of(self, image: str, seen_by: Bucket | None = None) -> dict[str, Any] | None:
@@ -308,7 +307,8 @@ class S3Destination:
         return expiry.locked(self._remover.bucket, place_of(location)[0], self._clock.now())
 
     def expire(self, location: Mapping[str, Any]) -> str:
-        return expiry.remove_copy(self._remover.bucket, place_of(location)[0], self._clock.now())
+        image, now = place_of(location)[0], self._clock.now()
+        return expiry.remove_copy(self._remover.bucket, image, now, locks=self._lock is not None)
 
     def leftovers(self, before: datetime) -> Iterator[Leftover]:
         bucket = self._remover.bucket

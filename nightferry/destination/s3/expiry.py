@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from nightferry.destination.base import DATA_NAMES, Leftover, Locked
-from nightferry.destination.copies import META
+from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Leftover, Locked
+from nightferry.destination.copies import COPY, META
 from nightferry.destination.leftovers import Entry, left_in
 from nightferry.destination.s3.bucket import Bucket, Version
 from nightferry.destination.s3.failure import Forbidden
+from nightferry.destination.s3.probe import SCRATCH
 from nightferry.errors import NotRemoved, Retained
 
+NAMES = (*DATA_NAMES.values(), META, COPY, *(name for name in SIDE_FILES if name != META))
+"""Every object that a copy may have, in the order in which they are removed: without its data nothing that a
+crash leaves behind looks whole."""
 _NO_VERSION = "null"
 """The version id of an object that was stored while its bucket kept no versions: it can have no lock."""
 
@@ -45,36 +49,49 @@ def _lock_of(bucket: Bucket, path: str, version: str, now: datetime) -> Locked |
     return Locked(f"{said.get('ObjectLockMode', 'object')} lock".lower(), until)
 
 
-def remove_copy(bucket: Bucket, image: str, now: datetime) -> str:
+def remove_copy(bucket: Bucket, image: str, now: datetime, *, locks: bool) -> str:
     """Removes every version of every object of a copy, its data first.
 
-    Where the key may not remove versions the copy is hidden behind delete markers.
+    Where the key may not remove versions the copy is hidden behind delete markers. One that may be locked is
+    not: a key that cannot see the lock is refused in the same words as one that has no right.
+
+    Args:
+        bucket: Where.
+        image: Whose copy.
+        now: What is locked until later stays.
+        locks: Whether copies are stored with a lock.
 
     Returns:
         What stays all the same; empty when nothing does.
 
     Raises:
         Retained: a lock keeps it; nothing was removed.
-        NotRemoved: the key may not even hide it.
+        NotRemoved: the key may not; nothing was removed.
     """
     lock = locked(bucket, image, now)
     if lock is not None:
         raise Retained(f"{bucket.name} keeps {image}: {lock}", subject=image)
-    known = [f"images/{image}/{name}" for name in DATA_NAMES.values()]
-    return remove_all(bucket, f"images/{image}/", known)
-
-
-def remove_all(bucket: Bucket, prefix: str, first: Iterable[str]) -> str:
-    """Removes all below a prefix, the paths of ``first`` before the others; see `remove_copy`."""
-    order = {path: number for number, path in enumerate(first)}
-    found = _versions(bucket, prefix)
+    found = _versions(bucket, f"images/{image}/")
     if found is None:
-        return _hide(bucket, [*order, *_others(bucket, prefix, order)])
-    found.sort(key=lambda v: (v.is_marker, order.get(v.path, len(order)), v.path))
+        return _hide(bucket, [f"images/{image}/{name}" for name in NAMES])
+    return _remove(bucket, found, may_hide=not locks)
+
+
+def _remove(bucket: Bucket, found: list[Version], *, may_hide: bool = True) -> str:
+    """Removes versions, those of images' data first; where the key may not, the objects as they are seen."""
+    found.sort(key=lambda version: (version.is_marker, _data_first(version.path)))
+    removed = 0
     try:
         for version in found:
             bucket.delete(version.path, "" if version.version == _NO_VERSION else version.version)
+            removed += 1
     except Forbidden as error:
+        if not may_hide and not removed:
+            raise NotRemoved(
+                f"{error.message}: it is locked, or the key may not remove versions",
+                subject=bucket.name,
+                hint="let the key that expires see locks (s3:GetObjectRetention) and remove versions",
+            ) from error
         hidden = _hide(bucket, [version.path for version in found if not version.is_marker])
         return f"{hidden}: {error.message}" if hidden else ""
     return ""
@@ -97,12 +114,12 @@ def _hide(bucket: Bucket, paths: Iterable[str]) -> str:
     return "hidden behind delete markers; its versions stay" if markers else ""
 
 
-def _others(bucket: Bucket, prefix: str, known: Mapping[str, int]) -> list[str]:
-    return [entry.path for entry in bucket.tree(prefix) if entry.path not in known]
+def _data_first(path: str) -> tuple[bool, str]:
+    return path.rpartition("/")[2] not in DATA_NAMES.values(), path
 
 
 def _versions(bucket: Bucket, prefix: str) -> list[Version] | None:
-    """Every version below a prefix; None when the key may not list them, or the store knows none."""
+    """Every version below a prefix; None when the key may not list them."""
     try:
         return list(bucket.versions(prefix))
     except Forbidden:
@@ -119,7 +136,7 @@ def leftovers(
         copy_of: An image's ``copy.json`` when its copy is whole.
         before: What was touched later may be at work.
     """
-    for upload in bucket.uploads("images/"):
+    for upload in (*bucket.uploads("images/"), *bucket.uploads(SCRATCH)):
         if upload.initiated >= before:
             continue
         parts = list(bucket.parts(upload))
@@ -127,7 +144,8 @@ def leftovers(
         if since < before:
             path = bucket.path(upload.key)
             size = sum(part.size_bytes for part in parts)
-            yield Leftover("upload", path.split("/")[1], path, since, size, upload.upload_id)
+            image = path.split("/")[1] if "/" in path else ""
+            yield Leftover("upload", image, path, since, size, upload.upload_id)
     folders: dict[str, list[Entry]] = defaultdict(list)
     for entry in bucket.tree("images/"):
         folders[entry.path.split("/")[1]].append(entry)
@@ -143,6 +161,14 @@ def clear(bucket: Bucket, leftover: Leftover) -> None:
     if leftover.what == "upload":
         bucket.abort(bucket.key(leftover.path), leftover.upload_id)
     elif leftover.what == "data":
-        remove_all(bucket, leftover.path, [leftover.path])
+        _clear(bucket, leftover.path, lambda path: path == leftover.path)
     else:
-        remove_all(bucket, f"{leftover.path}/", [])
+        _clear(bucket, f"{leftover.path}/", lambda path: True)
+
+
+def _clear(bucket: Bucket, prefix: str, wanted: Callable[[str], bool]) -> None:
+    found = _versions(bucket, prefix)
+    if found is None:
+        _hide(bucket, [entry.path for entry in bucket.tree(prefix) if wanted(entry.path)])
+    else:
+        _remove(bucket, [version for version in found if wanted(version.path)])

@@ -60,12 +60,28 @@ class TapeDrive(Protocol):
     def load(self) -> None:
         """Makes the cartridge the changer put in ready, rewound. Nothing to do when it is ready.
 
+        With a cleaning cartridge the drive cleans itself: on return that is done, nothing is loaded, and the
+        changer can take the cartridge out.
+
         Raises:
             Unavailable: the drive is empty or does not become ready.
         """
 
     def unload(self) -> None:
         """Writes out what is buffered and lets the cartridge go. Nothing to do when the drive is empty."""
+
+    def alerts(self) -> tuple[str, ...]:
+        """TapeAlert flags that are set, by their names in ``alerts.FLAGS``; empty where there are none.
+
+        May be asked at any time, with a cartridge loaded or not. Asking may clear a flag whose cause is gone.
+        """
+
+    def is_write_protected(self) -> bool:
+        """Whether the loaded cartridge takes no writing at all: its switch, or a format that is only read.
+
+        A WORM cartridge is not write-protected: it can be appended to, and refuses to be written over with
+        ``WriteProtected``.
+        """
 
     def rewind(self) -> None: ...
 
@@ -94,6 +110,7 @@ class TapeDrive(Protocol):
 
         Raises:
             EndOfMedium: the hard end; nothing was written.
+            WriteProtected: the cartridge takes no writing, or not here; nothing was written.
             MediumFull: what the drive writes on has no room, though the cartridge has.
         """
 

@@ -16,7 +16,7 @@ from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
 from nightferry.destination.tape.lock import FileLock, locked, try_lock
 from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.errors import ConfigError, DestinationError, Unavailable
-from nightferry.transfer.durable import DRAFT_PREFIX, replace_file, sync_folder
+from nightferry.transfer.durable import DRAFT_PREFIX, durable_rename, replace_file, sync_folder
 from nightferry.units import format_size
 
 _FORMAT = {"format": "nightferry-virtual-library", "version": 1}
@@ -31,8 +31,12 @@ def reserve_bytes(cartridge_bytes: int) -> int:
 
 
 class VirtualChanger:
-    """See ``Changer``. What stands where is in ``elements.json``, changed under a lock and replaced
-    whole."""
+    """See ``Changer``. What stands where is in ``elements.json``, changed under a lock and replaced whole.
+
+    Port *n* is the folder ``ports/<n>``: the cartridge in it is the folder that lies there, so that a hand can
+    take it out and put another in. A cartridge that lies in a port is there, whatever ``elements.json`` says;
+    the rename between ``cartridges`` and the port is what commits a move into it or out of it.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -43,7 +47,24 @@ class VirtualChanger:
         self._drives = drives
 
     def inventory(self) -> list[Element]:
-        return _as_elements(_read_json(self._root / "elements.json"))
+        elements = _as_elements(_read_json(self._root / "elements.json"))
+        ports = self._ports()
+        outside = {port.barcode for port in ports}
+        inside = [Element(e.address) if e.barcode and e.barcode in outside else e for e in elements]
+        return inside + ports
+
+    def _ports(self) -> list[Element]:
+        folders = self._root / "ports"
+        with os_errors(str(self._root)):
+            numbers = sorted(int(f.name) for f in folders.iterdir()) if folders.is_dir() else []
+            found = []
+            for number in numbers:
+                lying = sorted(f.name for f in (folders / str(number)).iterdir() if f.is_dir())
+                found.append(Element(Address("port", number), lying[0] if lying else ""))
+        return found
+
+    def _port_folder(self, address: Address, barcode: str) -> Path:
+        return self._root / "ports" / str(address.number) / barcode
 
     def occupant(self, address: Address) -> str:
         """The barcode there; empty when none."""
@@ -61,10 +82,24 @@ class VirtualChanger:
                 raise DestinationError(f"{source} is empty", subject=str(source))
             if found[target].barcode:
                 raise DestinationError(f"{target} holds {found[target].barcode}", subject=str(target))
+            barcode = found[source].barcode
             home = source if source.kind == "slot" else found[source].home
-            found[target] = Element(target, found[source].barcode, home if target.kind == "drive" else None)
+            found[target] = Element(target, barcode, home if target.kind == "drive" else None)
             found[source] = Element(source)
+            kept = self._root / "cartridges" / barcode
+            if target.kind == "port":
+                self._carry(self._port_of(source, barcode) or kept, self._port_folder(target, barcode))
             _write_elements(self._root, list(found.values()))
+            if source.kind == "port" and target.kind != "port":
+                self._carry(self._port_folder(source, barcode), kept)
+
+    def _port_of(self, source: Address, barcode: str) -> Path | None:
+        return self._port_folder(source, barcode) if source.kind == "port" else None
+
+    def _carry(self, source: Path, target: Path) -> None:
+        if target.exists():
+            raise DestinationError(f"{target} is there already", subject=target.name)
+        durable_rename(source, target)
 
     def add(self, barcode: str) -> Address:
         """Puts a new blank cartridge into the first empty slot.
@@ -106,6 +141,7 @@ class VirtualLibrary:
             self._cartridge_bytes,
             reserve_bytes(self._cartridge_bytes),
             lambda: self.changer.occupant(Address("drive", number)),
+            self._path / "drives" / f"{number}.alerts",
         )
 
     @property
@@ -168,10 +204,10 @@ def create(
         _write_about(path, drives, slots, cartridge_bytes)
 
 
-def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int) -> VirtualLibrary:
+def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int, ports: int = 2) -> VirtualLibrary:
     """Opens the library the site names; builds it when its folder does not exist and the parent does.
 
-    Drives may grow; nothing else changes behind an operator's back.
+    Drives and ports may grow; nothing else changes behind an operator's back.
 
     Raises:
         ConfigError: the library that is there has other numbers, or the folder is something else.
@@ -215,10 +251,13 @@ def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int) -> V
             fresh = [Address("drive", n) for n in range(drives) if Address("drive", n) not in there]
             _write_elements(path, elements + [Element(address) for address in fresh])
             _write_about(path, drives, slots, cartridge_bytes)
+    with os_errors(f"library {path}"):
+        for folder in (path / "ports", *(path / "ports" / str(number) for number in range(ports))):
+            folder.mkdir(mode=0o700, exist_ok=True)
     return VirtualLibrary(path)
 
 
-_OURS = {"drives", "cartridges", "elements.json", "changer.lock"}
+_OURS = {"drives", "cartridges", "ports", "elements.json", "changer.lock"}
 """What an interrupted ``create`` may have left."""
 
 
@@ -262,7 +301,7 @@ def _as_elements(data: dict[str, Any]) -> list[Element]:
 
 def _write_elements(root: Path, elements: Sequence[Element]) -> None:
     data = {
-        "elements": {str(e.address): e.barcode for e in elements},
+        "elements": {str(e.address): e.barcode for e in elements if e.address.kind != "port"},
         "homes": {str(e.address): str(e.home) for e in elements if e.home},
     }
     replace_file(root / "elements.json", json.dumps(data, indent=1).encode())

@@ -12,10 +12,14 @@ from nightferry.destination.durable import (
 )
 from nightferry.destination.failure import os_errors
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, EndOfMedium, Mark, Position
-from nightferry.errors import DestinationError, MediumDamaged, Unavailable
+from nightferry.errors import DestinationError, MediumDamaged, Unavailable, WriteProtected
 from nightferry.transfer.durable import replace_file, sync_folder, write_all
 
 _MARKS = "marks"
+PROTECTED, WORM = "write-protected", "worm"
+"""Empty files in a cartridge's folder: its switch, and what kind of cartridge it is."""
+CLEANER = "CLN"
+"""How the barcode of a cleaning cartridge begins."""
 _MARKS_STEP = 16 << 10
 _UNSYNCED_FILES = 16
 """Tape files ended without a commit before one is made anyway: bounds the open files."""
@@ -101,6 +105,7 @@ class VirtualDrive:
         cartridge_bytes: Where the hard end is.
         reserve_bytes: What is surely left after early warning.
         occupant: Says which barcode the changer put into this drive; empty when none.
+        alerts: File with the names of the alerts that are set, one a line; absent when none is.
     """
 
     def __init__(
@@ -110,13 +115,16 @@ class VirtualDrive:
         cartridge_bytes: int,
         reserve_bytes: int,
         occupant: Callable[[], str],
+        alerts: Path,
     ) -> None:
         self._number = number
         self._cartridges = cartridges
         self._cartridge_bytes = cartridge_bytes
         self._reserve_bytes = reserve_bytes
         self._occupant = occupant
+        self._alerts = alerts
         self._barcode = ""
+        self._protected = self._worm = False
         self._files: list[Runs] = []
         self._tail = Runs([])
         self._used = 0
@@ -153,6 +161,10 @@ class VirtualDrive:
         with os_errors(f"{barcode} in drive {self._number}"):
             if not folder.is_dir():
                 raise MediumDamaged(f"cartridge {barcode} has no folder {folder}", subject=barcode)
+            if barcode.startswith(CLEANER):
+                self._alerts.unlink(missing_ok=True)
+                return
+            self._protected, self._worm = (folder / PROTECTED).exists(), (folder / WORM).exists()
             marks = folder / _MARKS
             text = marks.read_bytes() if marks.exists() else b""
             room = len(text)
@@ -179,6 +191,14 @@ class VirtualDrive:
         finally:
             self._close_files()
             self._barcode = ""
+
+    def alerts(self) -> tuple[str, ...]:
+        with os_errors(f"drive {self._number}"):
+            return tuple(self._alerts.read_text().split("\n")[:-1]) if self._alerts.exists() else ()
+
+    def is_write_protected(self) -> bool:
+        self._loaded()
+        return self._protected
 
     def rewind(self) -> None:
         self._loaded()
@@ -235,6 +255,7 @@ class VirtualDrive:
         size = len(data)
         if not 0 < size <= LONGEST_RECORD:
             raise ValueError(f"a record has 1 to {LONGEST_RECORD} bytes, not {size}")
+        self._writable()
         self._cut()
         if self._used + size > self._cartridge_bytes:
             raise EndOfMedium(f"{self._subject} is at its end", subject=self._barcode)
@@ -254,6 +275,8 @@ class VirtualDrive:
 
     def write_filemarks(self, count: int, *, immediate: bool = False) -> bool:
         self._loaded()
+        if count:
+            self._writable()
         with os_errors(self._subject):
             for _ in range(count):
                 self._cut()
@@ -266,6 +289,13 @@ class VirtualDrive:
             if not immediate or len(self._unsynced) > _UNSYNCED_FILES:
                 self._commit()
         return self._early()
+
+    def _writable(self) -> None:
+        if self._protected:
+            raise WriteProtected(f"{self._subject} is write-protected", subject=self._barcode)
+        at_end = self._file == len(self._files) and self._record == self._tail.count
+        if self._worm and not at_end:
+            raise WriteProtected(f"{self._subject} is WORM and is not written over", subject=self._barcode)
 
     def _early(self) -> bool:
         return self._cartridge_bytes - self._used < self._reserve_bytes + RECORD_BYTES

@@ -274,3 +274,13 @@ def test_the_table_of_verbs_is_the_contracts(capsys):
     main(["--json", "--help"])
     parsed = capsys.readouterr().out
     assert all(f"│ {verb.name} " in parsed for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("verb", "codes"), [("check", "3 when there are only warnings"), ("status", "30 when one")]
+)
+def test_the_help_of_a_verb_says_what_its_exit_code_means(
+    capsys: pytest.CaptureFixture[str], verb: str, codes: str
+) -> None:
+    main([verb, "--help"])
+    assert codes in capsys.readouterr().out

@@ -3,16 +3,13 @@
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 import pytest
 
 from nightferry.cluster import disk as disk_module
 from nightferry.cluster.disk import BackDisk
-from nightferry.errors import BusyError, ClusterError, IntegrityError, NotOwner
+from nightferry.errors import ClusterError, IntegrityError, NotOwner
 from nightferry.model.records import ApprovalRecord, SealedStore, SealRecord
 
 RUN = "20261130-TEX-BACK-1"
@@ -75,7 +72,6 @@ def test_a_disk_that_goes_away_is_not_written_beside(tmp_path):
 
 def test_looking_at_a_fresh_disk_writes_nothing(disk, tmp_path):
     assert disk.owner() is None
-    assert disk.readers() == []
     assert disk.read_seal(RUN) is None
     assert disk.read_approvals(RUN) == []
     assert list(tmp_path.iterdir()) == []
@@ -149,55 +145,6 @@ def test_a_crash_while_taking_leaves_the_old_owner(disk, monkeypatch):
             disk.take("TEX-PASS-1", RUN, 1)
     assert disk.owner().node == "TEX-ACTV-1"
     assert disk.take("TEX-PASS-1", RUN, 1).epoch == 2
-
-
-def test_a_reader_keeps_the_disk_and_is_named(disk, tmp_path):
-    mover = BackDisk(tmp_path)
-    with disk.read_lease("stage two of the night"):
-        assert [r.who for r in mover.readers()] == ["stage two of the night"]
-        with pytest.raises(BusyError, match=f"stage two of the night .pid {os.getpid()}"), mover.exclusive():
-            pass
-    assert mover.readers() == []
-    with mover.exclusive():
-        pass
-
-
-def test_several_readers_share_the_disk(disk, tmp_path):
-    with disk.read_lease("one"), BackDisk(tmp_path).read_lease("two"):
-        assert [r.who for r in disk.readers()] == ["one", "two"]
-
-
-def test_nobody_begins_to_read_while_the_disk_moves(disk, tmp_path):
-    with (
-        disk.exclusive(),
-        pytest.raises(BusyError, match="about to move"),
-        BackDisk(tmp_path).read_lease("late"),
-    ):
-        pass
-
-
-def test_a_killed_readers_lease_ends_with_it(disk, tmp_path):
-    program = (
-        "import sys, pathlib, time\n"
-        "from nightferry.cluster.disk import BackDisk\n"
-        "with BackDisk(pathlib.Path(sys.argv[1])).read_lease('killed'):\n"
-        "    print('reading', flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as reader:
-        assert reader.stdout.readline() == "reading\n"
-        assert [r.who for r in disk.readers()] == ["killed"]
-        reader.send_signal(signal.SIGKILL)
-        reader.wait()
-    assert disk.readers() == []
-    with disk.exclusive():
-        pass
-    assert list((tmp_path / ".nightferry/readers").iterdir()) == []
 
 
 def test_the_newest_seal_counts(disk):

@@ -224,13 +224,47 @@ def test_copies_on_tape_stay_plain():
     assert f"line {line_of(text, line)}:" in error.message
 
 
+def test_every_kind_of_cluster_is_in_this_release():
+    site = parse_site(
+        SMALL.replace("[cluster]\n", '[cluster]\nkind = "pacemaker"\nallow_without_fencing = false\n')
+    )
+    assert not site.undelivered()
+
+
+COMMANDS = """\
+where = ["/usr/bin/groups", "{group}"]
+move = ["/usr/bin/groups", "{group}", "{node}", "{source}"]
+owner = { regex = 'on (\\S+)' }
+state = { json = "state" }
+"""
+
+
 @pytest.mark.parametrize(
-    "cluster",
-    ['kind = "pacemaker"\nallow_without_fencing = false', 'kind = "command"\npreset = "windows-powershell"'],
+    ("keys", "said"),
+    [
+        ("", "cluster: needs a preset, or where, move, owner, state"),
+        (COMMANDS, ""),
+        (
+            COMMANDS.replace("{source}", "{target}"),
+            "no placeholder {target} here; there are: {group}, {node}, {source}",
+        ),
+        (COMMANDS.replace('"{group}"]', '"{node}"]'), "no placeholder {node} here; there are: {group}"),
+        (COMMANDS.replace("(\\S+)", "\\S+"), "must have one group"),
+        (COMMANDS.replace("(\\S+)", "(\\S+"), "not a regular expression"),
+        (COMMANDS.replace('json = "state"', 'json = "state", regex = "(x)"'), "either regex or json"),
+        (COMMANDS + 'view = ["/usr/bin/nodes", "{node}"]\n', "with view, up says where"),
+        (COMMANDS + 'states = { Online = "good" }\n', "states.Online: must be"),
+        (COMMANDS.replace('["/usr', '["usr'), "absolute path"),
+        (COMMANDS + 'deadline = "0s"\n', "deadline"),
+        ('preset = "windows-powershell"\nvia = ["/usr/bin/ssh", "n"]\n', ""),
+    ],
 )
-def test_clusters_of_later_releases_parse_and_are_named(cluster):
-    site = parse_site(SMALL.replace("[cluster]\n", f"[cluster]\n{cluster}\n"))
-    assert site.undelivered()[0].startswith("cluster.kind")
+def test_a_command_cluster_says_what_is_run_and_how_it_is_read(keys, said):
+    text = SMALL.replace("[cluster]\n", f'[cluster]\nkind = "command"\n{keys}')
+    if said:
+        assert said in refusal(text).message
+    else:
+        parse_site(text).require_delivered()
 
 
 def test_a_catalog_in_an_object_store_is_a_later_release():
@@ -335,6 +369,7 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         ("America/Chicago", "Mars/Base", "site.timezone: no time zone"),
         ('vanished = "any"', 'vanished = "some"', "groups[SG1].tolerate.vanished: must be a number"),
         ('"20:00 50 MiB/s"', '"20:00 50"', "destinations[cloud].bandwidth: not a rate"),
+        ('"20:00 50 MiB/s"', '"20:00 0 MiB/s"', "bandwidth: in '20:00 0 MiB/s': nothing would ever move"),
         ('"06:00 5 MiB/s"', '"20:00 5 MiB/s"', "destinations[cloud].bandwidth: two limits"),
         ('path = "/srv/vtl"', 'path = "vtl"', "destinations[tape].library.path: not an absolute path"),
         (
@@ -498,12 +533,11 @@ def test_an_fsspec_option_that_looks_like_a_secret_must_be_a_reference():
     assert folder.options == {"password": "env:P", "timeout": 5}
 
 
-def test_bandwidth_follows_the_clock_and_wraps_at_midnight():
-    cloud = parse_site(CONTRACT).destination("cloud")
-    assert cloud.rate_at(time(21)) == 50 * MIB
-    assert cloud.rate_at(time(5, 59)) == 50 * MIB
-    assert cloud.rate_at(time(6)) == 5 * MIB
-    assert parse_site(CONTRACT).destination("tape").rate_at(time(6)) is None
+def test_a_bandwidth_is_steps_by_time_of_day():
+    site = parse_site(CONTRACT.replace("50 MiB/s", "unlimited"))
+    steps = [(step.start, step.bytes_per_s) for step in site.destination("cloud").bandwidth]
+    assert steps == [(time(6), 5 * MIB), (time(20), None)]
+    assert site.destination("tape").bandwidth == site.staging.bandwidth == ()
 
 
 def test_a_deadline_is_a_time_of_day_or_a_span():

@@ -17,7 +17,7 @@ import pytest
 from nightferry.errors import ConfigError, IntegrityError
 from nightferry.ops import tree as tree_module
 from nightferry.ops.metadata import ACL_ACCESS, ACL_DEFAULT, Metadata, Owners
-from nightferry.ops.tree import TEMPORARY_PREFIX, TargetTree
+from nightferry.ops.tree import TEMPORARY_PREFIX, Overwrite, TargetTree
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NOBODY = 65534
@@ -114,6 +114,13 @@ def test_a_directory_swapped_for_a_symlink_meanwhile_leads_nowhere(tmp_path: Pat
     assert (target / "moved" / "x").read_text() == "new"
 
 
+@pytest.fixture
+def needs_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its own bit O_TMPFILE is what a kernel or file system that has none takes it for."""
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
+
+
+@pytest.mark.usefixtures("needs_names")
 def test_a_temporary_file_swapped_meanwhile_is_noticed_and_its_victim_untouched(tmp_path: Path) -> None:
     target, victim = tmp_path / "t", tmp_path / "victim"
     victim.write_text("precious")
@@ -323,8 +330,18 @@ def test_large_pieces_are_written_whole(tmp_path: Path) -> None:
     run("cmp", tmp_path / "big", tmp_path / "expected")
 
 
-@pytest.mark.parametrize("point", ["before the rename", "while writing"])
-def test_a_kill_leaves_no_whole_looking_file(tmp_path: Path, point: str) -> None:
+@pytest.mark.usefixtures("needs_names")
+@pytest.mark.parametrize("overwrite", ["never", "always"])
+def test_files_that_need_a_name_come_back_the_same(tmp_path: Path, overwrite: Overwrite) -> None:
+    with TargetTree(tmp_path, overwrite=overwrite) as tree:
+        assert write(tree, b"x")
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+@pytest.mark.parametrize("point", ["before the name", "while writing"])
+def test_a_kill_leaves_no_whole_looking_file(tmp_path: Path, point: str, nameless: bool) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
@@ -335,15 +352,18 @@ def pieces():
     yield 0, b"half"
     if {point!r} == "while writing": die()
     yield 4, b"half"
-if {point!r} == "before the rename": t.rename_noreplace = die
+if {point!r} == "before the name": t.rename_noreplace = os.link = die
+if not {nameless}: os.O_TMPFILE = os.O_DIRECTORY
 tree = t.TargetTree(Path({str(tmp_path)!r}))
 tree.write_file(b"x", Metadata(0o644, 0, 0, 0), 8, pieces())
 """
     killed = subprocess.run([sys.executable, "-c", program], cwd=Path(tree_module.__file__).parents[2])
     assert killed.returncode == -9
-    (left,) = tmp_path.iterdir()
-    assert os.fsencode(left.name).startswith(TEMPORARY_PREFIX)
-    assert stat.S_IMODE(left.stat().st_mode) in (0o600, 0o644)
+    left = list(tmp_path.iterdir())
+    assert len(left) == (0 if nameless else 1)
+    for file in left:
+        assert os.fsencode(file.name).startswith(TEMPORARY_PREFIX)
+        assert stat.S_IMODE(file.stat().st_mode) in (0o600, 0o644)
     with TargetTree(tmp_path) as tree:
         assert write(tree, b"x")
     assert (tmp_path / "x").read_bytes() == b"new"

@@ -1,0 +1,263 @@
+"""Any cluster whose own programs can be run: a command for each verb, and how to read what it prints.
+
+That a move's command ended well proves nothing. A move is made when the group's state and its owner, read
+together from one output, are *started* and the target.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+
+from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
+from nightferry.cluster.run import Finished, run_program
+from nightferry.cluster.verbs import Verb, Verbs, read
+from nightferry.errors import ClusterError, MoveFailed
+from nightferry.model.findings import Finding
+from nightferry.model.names import choose
+from nightferry.model.nodes import NodeSpec
+from nightferry.model.text import safe
+from nightferry.progress import Cancel
+
+LOOK_DEADLINE_S = 30.0
+"""How long a program that only looks may take."""
+
+POLL_S = 1.0
+REFUSED_AFTER_POLLS = 5
+"""Looks at an unmoved group after which the move's failed command is believed."""
+
+
+class CommandCluster:
+    """A cluster behind programs.
+
+    Args:
+        verbs: What is run, and how it is read.
+        nodes: All nodes, as the cluster calls them; upper and lower case are the same.
+        groups: The resource groups, MAIL and BACK.
+        deadline_s: How long a move may take until the group is started on its target.
+        preset: The preset's name, for `check`.
+        host: This machine's name; asked of the system when empty.
+        clock: Waits between two looks.
+    """
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        nodes: Sequence[NodeSpec],
+        groups: Sequence[str],
+        *,
+        deadline_s: float,
+        preset: str = "",
+        host: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._verbs = verbs
+        self._nodes = tuple(nodes)
+        self._groups = tuple(dict.fromkeys(groups))
+        self._deadline_s = deadline_s
+        self._preset = preset
+        self._host = host or socket.gethostname()
+        self._clock = clock
+
+    @property
+    def here(self) -> str:
+        names = {self._host.casefold(), self._host.partition(".")[0].casefold()}
+        for node in self._nodes:
+            if names & _names_of(node):
+                return node.name
+        raise ClusterError(
+            f"this machine, {self._host}, is none of the cluster's nodes",
+            hint="name its node in NIGHTFERRY_NODE, or give [[nodes]] their host",
+            subject=self._host,
+        )
+
+    def view(self) -> ClusterView:
+        """A look at every node and group, one after the other: no two of them are of the same moment.
+
+        Nobody is asked for the quorum. A cluster's own programs answer only where it has one, so a cluster is
+        quorate whose groups can be read.
+        """
+        nodes = tuple(self._node(spec) for spec in self._nodes)
+        groups = tuple(self._group(name) for name in self._groups)
+        return ClusterView("command", any(g.state != "unknown" for g in groups), nodes, groups)
+
+    def where(self, group: str) -> str:
+        view = self._known_group(group)
+        if view.state != "started":
+            raise ClusterError(
+                f"{group} is {view.state} on {view.owner or 'no node'}: {view.note}", subject=group
+            )
+        return view.owner
+
+    def plan(self, group: str, target: str) -> MovePlan:
+        here = self._known_group(group)
+        spec = next((node for node in self._nodes if node.name == target), None)
+        if spec is None:
+            raise choose(target, [node.name for node in self._nodes], "node")
+        there = self._node(spec)
+        problems = []
+        if here.state != "started":
+            problems.append(f"{group} is {here.state} on {here.owner or 'no node'}: {here.note}")
+        if not there.usable:
+            problems.append(f"{target} cannot take it: {there.note}")
+        if not problems and self._verbs.plan is not None and here.owner != target:
+            values = {"group": group, "node": target, "source": here.owner}
+            thought = self._run(self._verbs.plan, values)
+            if thought.code != 0:
+                problems.append(f"the cluster's own plan says no: {safe(thought.said())}")
+        return MovePlan(group, here.owner, target, tuple(problems))
+
+    def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
+        cancel.check()
+        fresh = self.plan(plan.group, plan.target)
+        if fresh.source != plan.source:
+            raise _failed(plan, f"is on {fresh.source}, not on {plan.source} any more: the plan is stale")
+        if fresh.problems:
+            raise _failed(plan, f"cannot move to {plan.target}: {'; '.join(fresh.problems)}")
+        if fresh.is_noop:
+            return
+        try:
+            self._carry(plan, cancel)
+        except BaseException:
+            self.release(plan.group)
+            raise
+
+    def _carry(self, plan: MovePlan, cancel: Cancel) -> None:
+        values = {"group": plan.group, "node": plan.target, "source": plan.source}
+        ended = self._clock.monotonic() + self._deadline_s
+        command = self._run(self._verbs.move, values, self._deadline_s)
+        said = f"; its command said: {safe(command.said())}" if command.code != 0 else ""
+        unmoved = 0
+        while True:
+            view = self._group(plan.group)
+            if view.state == "started" and view.owner == plan.target:
+                return
+            if view.state == "failed":
+                raise _failed(plan, f"failed on {view.owner} on its way to {plan.target}{said}")
+            if view.state == "started" and view.owner not in ("", plan.source):
+                raise _failed(plan, f"is on {view.owner} instead of {plan.target}{said}")
+            unmoved += view.state == "started"
+            if command.code != 0 and unmoved >= REFUSED_AFTER_POLLS:
+                raise _failed(plan, f"stays on {plan.source}{said}")
+            if self._clock.monotonic() >= ended:
+                raise _failed(
+                    plan,
+                    f"is {view.state} on {view.owner or 'no node'} ({view.note or 'no reason given'}) "
+                    f"{self._deadline_s:.0f} s after it was sent to {plan.target}{said}",
+                )
+            cancel.check()
+            self._clock.sleep(POLL_S)
+
+    def release(self, group: str) -> None:
+        self._known_name(group)
+        if self._verbs.release is None:
+            return
+        ended = self._run(self._verbs.release, {"group": group})
+        if ended.code != 0:
+            raise ClusterError(
+                f"what the move of {group} left in the cluster was not taken back: {safe(ended.said())}",
+                subject=group,
+                operation="release",
+            )
+
+    def check(self) -> list[Finding]:
+        findings = list(self._unproven())
+        view = self.view()
+        for node in view.nodes:
+            if not node.usable:
+                findings.append(
+                    Finding("NF-CLUSTER-003", "warn", f"{node.name}: {node.note}", "bring the node back")
+                )
+        for group in view.groups:
+            if group.state != "started":
+                text = f"{group.name} is {group.state} on {group.owner or 'no node'}: {group.note}"
+                cure = "look at the group with the cluster's own programs; compare owner and state under [cluster]"
+                findings.append(Finding("NF-CLUSTER-004", "fail", text, cure))
+        return findings
+
+    def _unproven(self) -> Iterator[Finding]:
+        if self._preset:
+            yield Finding(
+                "NF-CLUSTER-050",
+                "note",
+                f"the preset {self._preset} follows Microsoft's documentation and was not tried on Windows",
+                "make a maintenance move there and back before the first night (docs/cluster-commands.md)",
+            )
+        if self._verbs.view is None:
+            yield Finding(
+                "NF-CLUSTER-051",
+                "warn",
+                "nothing says whether a node is up: every node counts as up",
+                "give [cluster] a view command and up",
+            )
+
+    def _node(self, spec: NodeSpec) -> NodeView:
+        if self._verbs.view is None or self._verbs.up is None:
+            return NodeView(spec.name, spec.role, online=True, usable=True, note="")
+        values = {"node": spec.name}
+        try:
+            looked = self._run(self._verbs.view, values)
+        except ClusterError as error:
+            return NodeView(spec.name, spec.role, online=False, usable=False, note=error.message)
+        word = read(self._verbs.up, _text(looked), values) if looked.code == 0 else None
+        if word is None:
+            note = f"its state cannot be read: {safe(looked.said())}"
+            return NodeView(spec.name, spec.role, online=False, usable=False, note=note)
+        usable = _is_among(word, self._verbs.up_words)
+        online = usable or _is_among(word, self._verbs.paused_words)
+        return NodeView(spec.name, spec.role, online, usable, note="" if usable else f"it is {safe(word)}")
+
+    def _known_group(self, name: str) -> GroupView:
+        self._known_name(name)
+        return self._group(name)
+
+    def _known_name(self, name: str) -> None:
+        if name not in self._groups:
+            raise choose(name, self._groups, "resource group")
+
+    def _group(self, name: str) -> GroupView:
+        """Owner and state out of one output; ``unknown`` with the reason where they cannot be read."""
+        values = {"group": name}
+        try:
+            looked = self._run(self._verbs.where, values)
+        except ClusterError as error:
+            return GroupView(name, "", "unknown", error.message)
+        owner = read(self._verbs.owner, _text(looked), values)
+        word = read(self._verbs.state, _text(looked), values)
+        if looked.code != 0 or owner is None or word is None:
+            lacking = "owner" if owner is None else "state"
+            why = f"exit code {looked.code}" if looked.code != 0 else f"no {lacking} in its output"
+            return GroupView(name, "", "unknown", f"{why}: {safe(looked.said())}")
+        known = next((n.name for n in self._nodes if owner.casefold() in _names_of(n)), None)
+        if known is None:
+            return GroupView(name, safe(owner), "unknown", "the site file has no such node")
+        words = {key.casefold(): state for key, state in self._verbs.states.items()}
+        state = words.get(word.casefold(), "unknown")
+        note = "" if state == "started" else f"the cluster says {safe(word)}"
+        if state == "started" and self._verbs.view is not None:
+            # What runs on a node that is gone is only what was last known of it.
+            node = self._node(next(n for n in self._nodes if n.name == known))
+            if not node.online:
+                return GroupView(name, known, "unknown", f"{known}: {node.note}")
+        return GroupView(name, known, state, note)
+
+    @staticmethod
+    def _run(verb: Verb, values: Mapping[str, str], deadline_s: float = LOOK_DEADLINE_S) -> Finished:
+        return run_program(verb.argv(values), deadline_s=deadline_s)
+
+
+def _is_among(word: str, words: Sequence[str]) -> bool:
+    return word.casefold() in {known.casefold() for known in words}
+
+
+def _names_of(node: NodeSpec) -> set[str]:
+    return {node.name.casefold(), node.host.casefold()}
+
+
+def _failed(plan: MovePlan, what: str) -> MoveFailed:
+    return MoveFailed(f"{plan.group} {what}", operation="move", subject=plan.group)
+
+
+def _text(ended: Finished) -> str:
+    return ended.stdout.decode(errors="replace")

@@ -1,0 +1,147 @@
+"""Who reads from a BACK group's disk and must end before it moves.
+
+The leases lie in a folder that every node reaches, not on the disk: whoever moves the disk sees them from any
+node, and neither a lease nor the mover's lock keeps the disk's file system busy while it is to be unmounted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict
+
+from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.errors import BusyError, ClusterError
+
+_LARGEST_BYTES = 64 << 10
+
+
+class Reader(BaseModel):
+    """Somebody who reads from the disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    who: str
+    host: str
+    pid: int
+    since: AwareDatetime
+
+
+class Leases:
+    """The readers of one BACK group's disk.
+
+    Args:
+        folder: Theirs alone, the same one on every node; made when first used.
+        back_group: Whose disk, for messages.
+        clock: Dates leases.
+    """
+
+    def __init__(self, folder: Path, back_group: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._folder = folder
+        self._back_group = back_group
+        self._clock = clock
+
+    @contextmanager
+    def read(self, who: str) -> Iterator[Reader]:
+        """Keeps the disk where it is while the block runs. A killed holder's lease ends with its process.
+
+        Args:
+            who: What reads, for people: ``stage two of 20261130-TEX-BACK-1``.
+
+        Raises:
+            BusyError: the disk is about to move.
+            ClusterError: the folder cannot be written.
+        """
+        lock = self._lock_file()
+        path = self._folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}.json"
+        draft = path.with_suffix(".draft")
+        try:
+            self._flock(lock, fcntl.LOCK_SH)
+            reader = Reader(who=who, host=socket.gethostname(), pid=os.getpid(), since=self._clock.now())
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                # The lock on the description tells a living holder from one that was killed, so the
+                # description gets the name that others look for only when it is locked.
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                os.write(fd, reader.model_dump_json(indent=2).encode())
+                draft.rename(path)
+                yield reader
+            finally:
+                draft.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+                os.close(fd)
+        finally:
+            os.close(lock)
+
+    def readers(self) -> list[Reader]:
+        """Who reads from the disk now, the oldest first."""
+        try:
+            paths = [path for path in self._folder.iterdir() if path.suffix == ".json"]
+        except FileNotFoundError:
+            return []
+        living = (_living(path) for path in paths)
+        return sorted((reader for reader in living if reader is not None), key=lambda reader: reader.since)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keeps readers out while the block runs: for the move.
+
+        Raises:
+            BusyError: somebody reads; the message names them.
+            ClusterError: the folder cannot be written.
+        """
+        lock = self._lock_file()
+        try:
+            self._flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _lock_file(self) -> int:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(
+                self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+        except OSError as error:
+            raise ClusterError(
+                f"cannot lock the disk of {self._back_group} in {self._folder}: {error.strerror}",
+                hint="the folder of the catalog must be there and writable on every node",
+                subject=str(self._folder),
+            ) from error
+
+    def _flock(self, fd: int, mode: int) -> None:
+        try:
+            fcntl.flock(fd, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            readers = self.readers()
+            if readers:
+                named = ", ".join(f"{r.who} (pid {r.pid} on {r.host})" for r in readers)
+                raise BusyError(
+                    f"the disk of {self._back_group} is read by {named}", subject=self._back_group
+                ) from None
+            raise BusyError(
+                f"the disk of {self._back_group} is about to move", subject=self._back_group
+            ) from None
+
+
+def _living(path: Path) -> Reader | None:
+    """The description, if its holder still holds it; what a killed holder left is removed."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Reader.model_validate_json(os.read(fd, _LARGEST_BYTES))
+        path.unlink(missing_ok=True)
+        return None
+    finally:
+        os.close(fd)

@@ -1,0 +1,373 @@
+"""Pacemaker: moves that are planned on a copy, made by one recorded constraint, and believed when seen.
+
+What the tools' exit statuses say of a move is not believed, nor what ``crm_resource`` says of a group's place:
+only ``crm_mon``, which tells members, nodes and failures apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
+from nightferry.cluster.crm import Action, CrmGroup, Failure, Pin, Status
+from nightferry.cluster.tools import CrmTools, pin_id
+from nightferry.errors import ClusterError, MoveFailed
+from nightferry.model.findings import Finding
+from nightferry.model.names import choose
+from nightferry.model.nodes import NodeSpec
+from nightferry.model.records import ConstraintRecord
+from nightferry.progress import Cancel
+
+LOOK_EVERY_S = 0.25
+MOVE_S = 300.0
+"""A group that takes longer to stop and start needs a longer `move_deadline`."""
+SETTLE_S = 60.0
+"""How long a group may be on its way when somebody asks where it is."""
+STOPPED_S = 3.0
+"""Between its stop and its start a group looks stopped for a moment."""
+
+
+class Register(Protocol):
+    """Where constraints of ours are recorded; every node must be able to read it."""
+
+    def constraint(self, group: str) -> ConstraintRecord | None:
+        """The newest record about a group."""
+
+    def place(self, group: str, node: str, *, run: str, before: str, without_fencing: bool) -> None:
+        """Records, durably, that the constraint about to be placed is ours."""
+
+    def take_back(self, group: str, reason: str) -> None:
+        """Records that none of ours pins the group any more."""
+
+
+class PacemakerCluster:
+    """The cluster of the node this process runs on.
+
+    Args:
+        nodes: The site's nodes; ``host`` is what the cluster calls each.
+        groups: The resource groups, MAIL and BACK.
+        register: Remembers our constraints.
+        allow_without_fencing: Move although a lost node would not be fenced off.
+        move_s: How long a group's stop and start may take.
+        tools: Pacemaker's.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec],
+        groups: Sequence[str],
+        register: Register,
+        *,
+        allow_without_fencing: bool = False,
+        move_s: float = MOVE_S,
+        tools: CrmTools | None = None,
+    ) -> None:
+        self._nodes = tuple(nodes)
+        self._groups = tuple(dict.fromkeys(groups))
+        self._register = register
+        self._allow_without_fencing = allow_without_fencing
+        self._move_s = move_s
+        self._tools = tools or CrmTools()
+
+    @property
+    def here(self) -> str | None:
+        host = self._tools.node()
+        spec = next((spec for spec in self._nodes if spec.host == host), None)
+        if spec is None:
+            raise ClusterError(
+                f"the site file has no node that the cluster calls {host}",
+                hint="name it in [cluster] nodes, or as [[nodes]] with host",
+                subject=host,
+            )
+        return spec.name
+
+    def view(self) -> ClusterView:
+        status = self._tools.status()
+        leftovers = []
+        for pin in self._tools.configured().pins:
+            ours = " (ours)" if self._is_ours(pin) else ""
+            leftovers.append(f"{pin}{ours}")
+        return ClusterView(
+            "pacemaker",
+            status.quorate,
+            tuple(self._node_view(spec, status) for spec in self._nodes),
+            tuple(self._group_view(name, status) for name in self._groups),
+            fencing=status.fencing,
+            leftovers=tuple(leftovers),
+        )
+
+    def where(self, group: str) -> str:
+        self._require_known(group)
+        status = self._settled(group)
+        view = self._group_view(group, status)
+        if not status.quorate:
+            raise ClusterError(f"nobody knows where {group} is: no quorum here", subject=group)
+        if view.state != "started":
+            raise ClusterError(f"{group} is {view.state} on {view.owner}: {view.note}", subject=group)
+        return view.owner
+
+    def plan(self, group: str, target: str) -> MovePlan:
+        self._require_known(group)
+        if target not in (names := [spec.name for spec in self._nodes]):
+            raise choose(target, names, "node")
+        status = self._settled(group)
+        here = self._group_view(group, status)
+        problems = self._standing_problems(here, status)
+        if here.owner == target or problems:
+            return MovePlan(group, here.owner, target, tuple(problems))
+        problems = self._moving_problems(group, here.owner, target, status)
+        if not problems:
+            problems = self._simulated_problems(group, here.owner, target, status)
+        return MovePlan(group, here.owner, target, tuple(problems))
+
+    def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
+        cancel.check()
+        fresh = self.plan(plan.group, plan.target)
+        if fresh.source != plan.source:
+            raise MoveFailed(
+                f"{plan.group} is on {fresh.source}, not on {plan.source} any more: the plan is stale",
+                operation="move",
+                subject=plan.group,
+            )
+        if fresh.problems:
+            raise MoveFailed(
+                f"{plan.group} cannot move to {plan.target}: {'; '.join(fresh.problems)}",
+                operation="move",
+                subject=plan.group,
+            )
+        if fresh.is_noop:
+            return
+        before = self._tools.status()
+        own = self._own_pin(plan.group)
+        self._register.place(
+            plan.group,
+            plan.target,
+            run=run,
+            before=self._site_name(own.node) if own else "",
+            without_fencing=not before.fencing,
+        )
+        try:
+            (self._tools.replace if own else self._tools.place)(plan.group, self._host(plan.target))
+            self._watch(plan, before, cancel)
+        except BaseException as error:
+            self._undo(plan, error)
+            raise
+
+    def release(self, group: str) -> None:
+        """Takes our constraint back, unless the group would leave its node for that: then it stays until the
+        next move."""
+        self._require_known(group)
+        own = self._own_pin(group)
+        if own is None:
+            return
+        moved = self._tools.simulate(lambda copy: copy.take_back(group, own.node))
+        if any(action.kind != "monitor" for action in moved):
+            return
+        self._tools.take_back(group, own.node)
+        self._register.take_back(group, "released")
+
+    def check(self) -> list[Finding]:
+        try:
+            self.view()
+        except ClusterError as error:
+            return [Finding("NF-CLUSTER-001", "fail", error.message, error.hint)]
+        return []
+
+    # -- what stands in the way ---------------------------------------------------------------
+
+    def _standing_problems(self, here: GroupView, status: Status) -> list[str]:
+        """Why nobody may rely on the group where it is."""
+        problems = []
+        if not status.dc:
+            problems.append("the cluster has no coordinator (DC)")
+        if not status.quorate:
+            problems.append("the cluster has no quorum")
+        if here.state != "started":
+            problems.append(f"{here.name} is {here.state} on {here.owner or 'no node'}: {here.note}")
+        return problems
+
+    def _moving_problems(self, group: str, source: str, target: str, status: Status) -> list[str]:
+        problems = []
+        if not status.fencing and not self._allow_without_fencing:
+            problems.append(
+                "fencing is off, so two nodes could end with one disk "
+                "(cluster.allow_without_fencing = true moves all the same)"
+            )
+        if status.frozen:
+            problems.append(status.frozen)
+        problems += [f"node {self._site_name(n.name)} is unclean" for n in status.nodes if n.unclean]
+        there = status.node(self._host(target))
+        if there is None:
+            problems.append(f"the cluster has no node {self._host(target)}")
+        elif there.trouble:
+            problems.append(f"{target} cannot take it: {there.trouble}")
+        found = self._group(group, status)
+        unmanaged = [member.name for member in found.members if not member.managed]
+        if unmanaged:
+            problems.append(f"not managed by the cluster: {', '.join(unmanaged)}")
+        ends = (self._host(source), self._host(target))
+        problems += [f"failed before: {f}" for f in status.failures if f.is_of(found) and f.node in ends]
+        problems += [
+            f"{pin}, and it is not ours"
+            for pin in self._tools.configured().pins_of(found)
+            if not self._is_ours(pin)
+        ]
+        return problems
+
+    def _simulated_problems(self, group: str, source: str, target: str, status: Status) -> list[str]:
+        """Requires the simulated cluster to move each member from source to target, and nothing else."""
+        own = self._own_pin(group)
+        host = self._host(target)
+
+        def change(copy: CrmTools) -> None:
+            (copy.replace if own else copy.place)(group, host)
+
+        members = self._group(group, status).members
+        wanted = {Action("move", member.name, self._host(source), host) for member in members}
+        would = set(self._tools.simulate(change))
+        problems = [f"the cluster would also {action}" for action in sorted(map(str, would - wanted))]
+        problems += [f"the cluster would not {action}" for action in sorted(map(str, wanted - would))]
+        return problems
+
+    # -- the move ------------------------------------------------------------------------------
+
+    def _watch(self, plan: MovePlan, before: Status, cancel: Cancel) -> None:
+        """Returns when the group has arrived.
+
+        Raises:
+            MoveFailed: it will not arrive.
+        """
+        end = time.monotonic() + self._move_s
+        known = set(before.failures)
+        while True:
+            status = self._tools.status()
+            view = self._group_view(plan.group, status)
+            if why := self._why_it_failed(plan, view, status, known):
+                raise MoveFailed(
+                    f"{plan.group} did not arrive on {plan.target}: {why}",
+                    operation="move",
+                    subject=plan.group,
+                )
+            if view.state == "started" and view.owner == plan.target:
+                return
+            if time.monotonic() > end:
+                raise MoveFailed(
+                    f"{plan.group} did not arrive on {plan.target} within {self._move_s:g} s: "
+                    f"it is {view.state} on {view.owner or 'no node'}",
+                    operation="move",
+                    subject=plan.group,
+                )
+            cancel.wait(LOOK_EVERY_S)
+
+    def _why_it_failed(self, plan: MovePlan, view: GroupView, status: Status, known: set[Failure]) -> str:
+        group = self._group(plan.group, status)
+        there = status.node(self._host(plan.target))
+        failures = [str(f) for f in status.failures if f not in known and f.is_of(group)]
+        if failures:
+            return "; ".join(failures)
+        if not status.quorate:
+            return "the cluster lost its quorum"
+        unclean = [self._site_name(n.name) for n in status.nodes if n.unclean]
+        if unclean:
+            return f"{', '.join(unclean)} became unclean"
+        if there is None or there.trouble:
+            return f"{plan.target} is {there.trouble if there else 'gone'}"
+        if status.frozen:
+            return status.frozen
+        if view.state == "failed":
+            return view.note
+        if view.state == "started" and view.owner not in (plan.source, plan.target):
+            return f"it went to {view.owner}"
+        return ""
+
+    def _undo(self, plan: MovePlan, error: BaseException) -> None:
+        """Takes the constraint back and lets the group come to rest; what cannot be done goes into the error.
+
+        A failed operation stays as the cluster shows it: to clean it up is for people.
+        """
+        try:
+            self._tools.take_back(plan.group, self._host(plan.target))
+            self._register.take_back(plan.group, str(error) or type(error).__name__)
+            view = self._group_view(plan.group, self._settled(plan.group))
+        except ClusterError as second:
+            raise MoveFailed(
+                f"{plan.group}: {error}; and the constraint {pin_id(plan.group)} could not be taken back: {second}",
+                hint=f"`crm_resource --clear --resource {plan.group}` takes it back; a rerun does as well",
+                operation="move",
+                subject=plan.group,
+            ) from error
+        if isinstance(error, MoveFailed):
+            error.args = (f"{error.message}; now it is {view.state} on {view.owner or 'no node'}",)
+            error.message = error.args[0]
+
+    # -- our constraint --------------------------------------------------------------------------
+
+    def _own_pin(self, group: str) -> Pin | None:
+        pins = (pin for pin in self._tools.configured().pins if pin.resource == group)
+        return next((pin for pin in pins if self._is_ours(pin)), None)
+
+    def _is_ours(self, pin: Pin) -> bool:
+        record = self._register.constraint(pin.resource)
+        return (
+            record is not None
+            and record.state == "placed"
+            and pin.id == pin_id(pin.resource)
+            and pin.node in (self._host(record.node), self._host(record.before))
+        )
+
+    # -- views -------------------------------------------------------------------------------------
+
+    def _settled(self, group: str) -> Status:
+        """The cluster's state, waited for while the group is on its way."""
+        began = time.monotonic()
+        while True:
+            status = self._tools.status()
+            state = self._group_view(group, status).state
+            patience = {"moving": SETTLE_S, "stopped": STOPPED_S}.get(state, 0.0)
+            if not status.quorate or time.monotonic() - began >= patience:
+                return status
+            time.sleep(LOOK_EVERY_S)
+
+    def _node_view(self, spec: NodeSpec, status: Status) -> NodeView:
+        node = status.node(spec.host)
+        if node is None:
+            return NodeView(spec.name, spec.role, False, usable=False, note="not in the cluster")
+        return NodeView(spec.name, spec.role, node.online, usable=not node.trouble, note=node.trouble)
+
+    def _group_view(self, name: str, status: Status) -> GroupView:
+        group = status.group(name)
+        if group is None or not group.members:
+            return GroupView(name, "", "unknown", "the cluster has no such resource group")
+        members = group.members
+        hosts = {host for member in members for host in member.nodes}
+        owner = self._site_name(hosts.pop()) if len(hosts) == 1 else ""
+        bad = [m.name for m in members if m.failed or m.blocked]
+        if bad:
+            return GroupView(name, owner, "failed", f"failed or blocked: {', '.join(bad)}")
+        nodes = [status.node(self._host(owner))] if owner else []
+        if any(node is None or node.unclean or not node.online for node in nodes):
+            return GroupView(name, owner, "unknown", f"{owner} is offline or unclean")
+        if all(m.role == "Stopped" and not m.pending for m in members):
+            return GroupView(name, owner, "stopped", "every member is stopped")
+        restless = [m.name for m in members if m.role != "Started" or m.pending or len(m.nodes) != 1]
+        if restless or not owner:
+            still = ", ".join(restless) or "its members are on several nodes"
+            return GroupView(name, owner, "moving", f"not started: {still}")
+        unmanaged = "" if all(m.managed for m in members) else "not managed by the cluster"
+        return GroupView(name, owner, "started", unmanaged)
+
+    @staticmethod
+    def _group(name: str, status: Status) -> CrmGroup:
+        return status.group(name) or CrmGroup(name, ())
+
+    def _require_known(self, group: str) -> None:
+        if group not in self._groups:
+            raise choose(group, self._groups, "resource group")
+
+    def _host(self, name: str) -> str:
+        return next((spec.host for spec in self._nodes if spec.name == name), name)
+
+    def _site_name(self, host: str) -> str:
+        return next((spec.name for spec in self._nodes if spec.host == host), host)

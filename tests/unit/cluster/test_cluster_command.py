@@ -1,0 +1,156 @@
+"""The command driver: what it believes of a move, and what it does when a move goes wrong."""
+
+import pytest
+
+from nightferry.cluster.command import CommandCluster
+from nightferry.cluster.verbs import verbs
+from nightferry.errors import Cancelled, ClusterError, MoveFailed
+from nightferry.model.nodes import CommandClusterSettings, specify
+from nightferry.progress import Cancel
+from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK, PRIMARY, FakeCluster
+from tests.support.small_site import HandClock
+
+
+@pytest.fixture
+def fake(tmp_path):
+    return FakeCluster(tmp_path)
+
+
+def open_cluster(fake, *, deadline_s=60, host="", **changes):
+    settings = CommandClusterSettings.model_validate(fake.settings() | changes)
+    nodes = specify((ACTIVE, PRIMARY, ALTERNATE), ())
+    return CommandCluster(
+        verbs(settings), nodes, (BACK,), deadline_s=deadline_s, host=host, clock=HandClock()
+    )
+
+
+def move(cluster, target=PRIMARY, cancel=None):
+    cluster.move(cluster.plan(BACK, target), run="r", cancel=cancel or Cancel())
+
+
+def test_a_move_ends_when_the_group_is_started_on_its_target(fake):
+    fake.write(
+        after_move=[[ACTIVE, "Pending"], [PRIMARY, "Pending"], [PRIMARY, "Offline"], [PRIMARY, "Online"]]
+    )
+    cluster = open_cluster(fake)
+    move(cluster)
+    assert fake.state["next"][BACK] == []
+    assert cluster.where(BACK) == PRIMARY
+    assert fake.state["released"] == []
+
+
+def test_a_move_whose_command_ends_well_and_does_nothing_fails_at_its_deadline(fake):
+    fake.write(after_move=[])
+    with pytest.raises(MoveFailed, match=f"is started on {ACTIVE} .* 3 s after it was sent to {PRIMARY}"):
+        move(open_cluster(fake, deadline_s=3))
+    assert fake.state["released"] == [BACK]
+
+
+def test_a_group_that_hangs_on_its_way_fails_at_the_deadline(fake):
+    fake.write(after_move=[[PRIMARY, "Pending"]])
+    with pytest.raises(MoveFailed, match=r"is moving on TEX-PASS-1 \(the cluster says Pending\)"):
+        move(open_cluster(fake, deadline_s=3))
+
+
+def test_a_group_that_fails_on_its_way_or_lands_elsewhere_ends_the_move_at_once(fake):
+    fake.write(after_move=[[PRIMARY, "Pending"], [PRIMARY, "Failed"]])
+    with pytest.raises(MoveFailed, match=f"failed on {PRIMARY}"):
+        move(open_cluster(fake))
+    fake.write(groups={BACK: [ACTIVE, "Online"]}, after_move=[[ALTERNATE, "Online"]])
+    with pytest.raises(MoveFailed, match=f"is on {ALTERNATE} instead of {PRIMARY}"):
+        move(open_cluster(fake))
+    assert fake.state["released"] == [BACK, BACK]
+
+
+def test_a_command_that_fails_is_believed_when_nothing_moves_and_its_words_are_told(fake):
+    fake.write(refuse="the group is locked by \x1b[31mADMIN")
+    with pytest.raises(
+        MoveFailed, match=r"stays on TEX-ACTV-1; its command said: the group is locked by \\x1b"
+    ):
+        move(open_cluster(fake, deadline_s=3600))
+
+
+def test_a_move_that_is_cancelled_takes_back_what_it_began(fake):
+    fake.write(after_move=[[ACTIVE, "Pending"]])
+    cluster = open_cluster(fake)
+    cancel = Cancel()
+    cluster._clock.sleep = lambda seconds: cancel.set("an operator")
+    with pytest.raises(Cancelled):
+        move(cluster, cancel=cancel)
+    assert fake.state["released"] == [BACK]
+
+
+def test_the_clusters_own_plan_is_asked_and_told(fake):
+    fake.write(vetoed="the disk is being checked")
+    cluster = open_cluster(fake)
+    plan = cluster.plan(BACK, PRIMARY)
+    assert plan.problems == ("the cluster's own plan says no: the disk is being checked",)
+    with pytest.raises(MoveFailed, match="being checked"):
+        cluster.move(plan, run="r", cancel=Cancel())
+    assert fake.state["moves"] == []
+
+
+@pytest.mark.parametrize("word", ["Offline", "PartialOnline", "Pending", "Failed", "Strange"])
+def test_only_a_started_group_has_an_owner(fake, word):
+    fake.write(groups={BACK: [ACTIVE, word]})
+    cluster = open_cluster(fake)
+    with pytest.raises(ClusterError, match=f"the cluster says {word}"):
+        cluster.where(BACK)
+    assert cluster.plan(BACK, PRIMARY).problems
+
+
+def test_output_that_says_nothing_and_programs_that_fail_or_hang_are_no_answer(fake, tmp_path):
+    for number, script in enumerate(("exit 0", "echo broken >&2; exit 3", "echo owner=TEX-ACTV-1")):
+        program = tmp_path / f"where{number}"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        view = open_cluster(fake, where=[str(program), "{group}"]).view()
+        assert (view.group(BACK).state, view.group(BACK).owner, view.quorate) == ("unknown", "", False)
+    gone = open_cluster(fake, where=["/nonexistent/tool", "{group}"]).view().group(BACK)
+    assert (gone.state, "cannot run /nonexistent/tool" in gone.note) == ("unknown", True)
+
+
+def test_an_owner_that_the_site_file_does_not_know_is_no_owner(fake):
+    fake.write(groups={BACK: ["OTHER-1", "Online"]})
+    with pytest.raises(ClusterError, match="no such node"):
+        open_cluster(fake).where(BACK)
+
+
+def test_names_are_the_same_in_upper_and_lower_case(fake):
+    fake.write(groups={BACK: [PRIMARY.lower(), "ONLINE"]})
+    assert open_cluster(fake).where(BACK) == PRIMARY
+
+
+def test_a_paused_node_keeps_its_groups_and_takes_no_other(fake):
+    fake.write(nodes={ACTIVE: "Paused", PRIMARY: "Paused", ALTERNATE: "Up"})
+    cluster = open_cluster(fake)
+    assert cluster.where(BACK) == ACTIVE
+    node = cluster.view().node(PRIMARY)
+    assert (node.online, node.usable, node.note) == (True, False, "it is Paused")
+    with pytest.raises(MoveFailed, match="cannot take it: it is Paused"):
+        move(cluster)
+
+
+def test_a_cluster_without_a_view_counts_every_node_as_up_and_check_says_so(fake):
+    cluster = open_cluster(fake, view=None, up=None)
+    assert all(node.usable for node in cluster.view().nodes)
+    assert [(f.id, f.severity) for f in cluster.check()] == [("NF-CLUSTER-051", "warn")]
+
+
+def test_check_names_nodes_and_groups_that_are_not_well(fake):
+    fake.write(nodes={ACTIVE: "Up", PRIMARY: "Down", ALTERNATE: "Up"}, groups={BACK: [ACTIVE, "Failed"]})
+    found = open_cluster(fake).check()
+    assert [(f.id, f.severity) for f in found] == [("NF-CLUSTER-003", "warn"), ("NF-CLUSTER-004", "fail")]
+    assert f"{PRIMARY}: it is Down" in found[0].text
+
+
+def test_what_cannot_be_taken_back_is_said(fake):
+    with pytest.raises(ClusterError, match="was not taken back"):
+        open_cluster(fake, release=["/bin/false"]).release(BACK)
+
+
+def test_this_machine_is_the_node_of_its_name(fake):
+    for host in ("tex-pass-1", "TEX-PASS-1.example.org"):
+        assert open_cluster(fake, host=host).here == PRIMARY
+    with pytest.raises(ClusterError, match="none of the cluster's nodes"):
+        _ = open_cluster(fake, host="elsewhere").here

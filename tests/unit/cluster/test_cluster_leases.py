@@ -1,0 +1,71 @@
+"""Who reads from a BACK group's disk, and who may move it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nightferry.cluster.leases import Leases
+from nightferry.errors import BusyError
+
+
+@pytest.fixture
+def again(tmp_path):
+    """Opens the leases as another process would."""
+    return lambda: Leases(tmp_path / "TEX-BACK-1.readers", "TEX-BACK-1")
+
+
+@pytest.fixture
+def leases(again):
+    return again()
+
+
+def test_a_reader_keeps_the_disk_and_is_named(leases, again):
+    mover = again()
+    with leases.read("stage two of the night"):
+        assert [r.who for r in mover.readers()] == ["stage two of the night"]
+        with pytest.raises(BusyError, match=f"stage two of the night .pid {os.getpid()}"), mover.exclusive():
+            pass
+    assert mover.readers() == []
+    with mover.exclusive():
+        pass
+
+
+def test_several_readers_share_the_disk(leases, again):
+    with leases.read("one"), again().read("two"):
+        assert [r.who for r in leases.readers()] == ["one", "two"]
+
+
+def test_nobody_begins_to_read_while_the_disk_moves(leases, again):
+    with (
+        leases.exclusive(),
+        pytest.raises(BusyError, match="about to move"),
+        again().read("late"),
+    ):
+        pass
+
+
+def test_a_killed_readers_lease_ends_with_it(leases, tmp_path):
+    program = (
+        "import sys, pathlib, time\n"
+        "from nightferry.cluster.leases import Leases\n"
+        "with Leases(pathlib.Path(sys.argv[1]), 'TEX-BACK-1').read('killed'):\n"
+        "    print('reading', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "TEX-BACK-1.readers")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as reader:
+        assert reader.stdout.readline() == "reading\n"
+        assert [r.who for r in leases.readers()] == ["killed"]
+        reader.send_signal(signal.SIGKILL)
+        reader.wait()
+    assert leases.readers() == []
+    with leases.exclusive():
+        pass
+    assert [path.name for path in (tmp_path / "TEX-BACK-1.readers").iterdir()] == ["lock"]
