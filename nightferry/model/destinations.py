@@ -42,10 +42,18 @@ class Retention(Section):
     keep_yearly: Count = 0
 
     @property
+    def _numbers(self) -> tuple[int, ...]:
+        return (self.keep_last, self.keep_daily, self.keep_weekly, self.keep_monthly, self.keep_yearly)
+
+    @property
     def keeps_everything(self) -> bool:
-        return not any(
-            (self.keep_last, self.keep_daily, self.keep_weekly, self.keep_monthly, self.keep_yearly)
-        )
+        """No number is given."""
+        return not any(self._numbers)
+
+    @property
+    def keeps_one(self) -> bool:
+        """Every rule is content with the newest image."""
+        return max(self._numbers) == 1
 
 
 class SiteRetention(Retention):
