@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,13 +35,7 @@ from bench.common import (
     table,
     workspace,
 )
-from nightferry.destination.base import Encoding
-from nightferry.destination.s3.destination import S3Destination, open_s3
-from nightferry.model.destinations import S3Settings
-from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.base import CHUNK_BYTES
-from nightferry.transfer.digest import check_chunk
-from nightferry.transfer.reading import FileReader
 from tests.servers.seaweed import KEYS, Seaweed, serving, weed_program
 
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -51,66 +45,6 @@ SERVER_CORE, CLIENT_CORE = 0, 1
 class Measured:
     cost: Cost
     memory_bytes: int
-
-
-class Staged:
-    """A file as an image on its way out, every chunk proved first."""
-
-    image, digest = "bench", "bench"
-    encoding: Encoding = ""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size_bytes = path.stat().st_size
-        self.table = Path(f"{path}.chunks").read_bytes()
-
-    @property
-    def side_files(self) -> Mapping[str, bytes]:
-        return {"index": b"i", "chunks": self.table, "meta.json": b"{}"}
-
-    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        number = first_chunk
-        with FileReader(self.path) as reader:
-            for piece in reader.stream(number * CHUNK_BYTES, self.size_bytes - number * CHUNK_BYTES):
-                for at in range(0, len(piece), CHUNK_BYTES):
-                    check_chunk(self.table, number, piece[at : at + CHUNK_BYTES])
-                    yield piece[at : at + CHUNK_BYTES]
-                    number += 1
-
-
-def destination(endpoint: str, bucket: str) -> S3Destination:
-    return open_s3(
-        S3Settings(
-            name="bench",
-            kind="s3",
-            url=f"s3://{bucket}/nightferry",
-            endpoint=endpoint,
-            access_key="env:AWS_ACCESS_KEY_ID",
-            secret_key="env:AWS_SECRET_ACCESS_KEY",  # noqa: S106 - a reference
-        )
-    )
-
-
-def up(endpoint: str, bucket: str, path: Path) -> None:
-    to = destination(endpoint, bucket)
-    with to.lane(progress=QUIET, cancel=Cancel()) as lane:
-        if not lane.put(Staged(path), 1, progress=QUIET, cancel=Cancel()).verified:
-            raise SystemExit("the store did not prove the copy")
-    to.close()
-
-
-def down(endpoint: str, bucket: str, path: Path) -> None:
-    table = Path(f"{path}.chunks").read_bytes()
-    size, number = path.stat().st_size, 0
-    with (
-        destination(endpoint, bucket).open({"image": "bench", "epoch": 1, "size_bytes": size}) as reader,
-        open(f"{path}.back", "wb", buffering=0) as file,
-    ):
-        for piece in reader.stream(0, size):
-            for at in range(0, len(piece), CHUNK_BYTES):
-                check_chunk(table, number, piece[at : at + CHUNK_BYTES])
-                number += 1
-            file.write(piece)
 
 
 def run(argv: list[str], endpoint: str) -> Measured:
@@ -138,7 +72,7 @@ def contenders(server: Seaweed, path: Path) -> dict[str, Callable[[str], list[st
     """Name → the command line for ``up`` or ``down``."""
     found: dict[str, Callable[[str], list[str]]] = {
         "nightferry": lambda way: [
-            sys.executable, "-m", "bench.s3", "--client", way, server.endpoint, server.bucket, str(path),
+            sys.executable, "-m", "bench.s3_client", way, server.endpoint, server.bucket, str(path),
         ]
     }  # fmt: skip
     if shutil.which("s5cmd"):
@@ -162,9 +96,6 @@ def contenders(server: Seaweed, path: Path) -> dict[str, Callable[[str], list[st
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--client"]:
-        {"up": up, "down": down}[sys.argv[2]](sys.argv[3], sys.argv[4], Path(sys.argv[5]))
-        return 0
     options = arguments(__doc__ or "", size="1 GiB", rounds=5).parse_args()
     program = weed_program()
     if program is None:

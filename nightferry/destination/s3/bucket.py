@@ -21,6 +21,7 @@ from nightferry.errors import DestinationError, MediumDamaged
 from nightferry.progress import Cancel
 
 READ_BYTES = 1 << 20
+"""What one read asks of the socket; a connection that breaks loses at most so much."""
 LIST_PAGES = 20_000
 """Pages of one listing, a thousand names each; a listing beyond has no end."""
 DIGEST = "nightferry-digest"
@@ -378,7 +379,7 @@ _NEXT = {
 }
 
 
-def proof(data: bytes, checksums: bool) -> dict[str, str]:
+def proof(data: bytes | bytearray, checksums: bool) -> dict[str, str]:
     """The digest that a request carries: buckets with object lock take none without."""
     if checksums:
         return {"ChecksumCRC64NVME": crc_text(crc64(data))}

@@ -17,6 +17,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 """Silence, not length: a request may take as long as bytes move."""
 CONNECTIONS = 80
+_SIGNER = "nightferry-s3v4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S) -> 
         max_pool_connections=CONNECTIONS,
     )
     client.meta.events.register("before-send.s3", wire.send)
+    client.meta.events.register("choose-signer.s3", _signer)
     return Connection(client, wire, client.meta.endpoint_url, bucket, prefix)
 
 
@@ -95,6 +97,16 @@ def _loader() -> Any:
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
+
+
+def _signer(signature_version: Any, **_: Any) -> str | None:
+    """botocore's own signer in place of the one in awscrt, which copies every body, used or not."""
+    from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
+
+    if signature_version not in ("v4", "s3v4"):
+        return None
+    AUTH_TYPE_MAPS.setdefault(_SIGNER, S3SigV4Auth)
+    return _SIGNER
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -31,9 +31,9 @@ from nightferry.destination.s3.bucket import Bucket, proof
 from nightferry.destination.s3.check import look
 from nightferry.destination.s3.client import READ_TIMEOUT_S, connect
 from nightferry.destination.s3.failure import Forbidden, is_passing
-from nightferry.destination.s3.parts import crc64, crc_text, joined_crc
+from nightferry.destination.s3.parts import Memory, crc64, crc_text, joined_crc
 from nightferry.destination.s3.probe import checks_checksums
-from nightferry.destination.s3.reader import ObjectReader
+from nightferry.destination.s3.reader import READ_AHEAD_BYTES, ObjectReader
 from nightferry.destination.s3.upload import Stored, Uploader
 from nightferry.errors import Cancelled, DestinationError, MediumDamaged, NightferryError
 from nightferry.model.destinations import Lock, S3Settings
@@ -133,6 +133,7 @@ class S3Destination:
         self._lock = lock
         self._storage_class = storage_class
         self._clock = clock
+        self._read_ahead = Memory(READ_AHEAD_BYTES)
 
     @property
     def name(self) -> str:
@@ -289,7 +290,7 @@ class S3Destination:
         if head is None or head.size_bytes != size_bytes:
             found = "is not there" if head is None else f"has {head.size_bytes} bytes"
             raise MediumDamaged(f"{self.name}: {path} {found}, {size_bytes} were recorded", subject=image)
-        yield ObjectReader(self._bucket, path, head)
+        yield ObjectReader(self._bucket, path, head, memory=self._read_ahead)
 
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
         if name not in SIDE_FILES:

@@ -53,16 +53,20 @@ def part_sizes(
 
 
 class Memory:
-    """A count of bytes that several threads share."""
+    """Buffers that several threads share, a bounded sum of bytes; those given back are used again.
+
+    A fresh buffer costs more than filling it: the system zeroes every page of it first.
+    """
 
     def __init__(self, size_bytes: int = MEMORY_BYTES) -> None:
         self.size_bytes = size_bytes
         self.most_taken = 0
         self._taken = 0
+        self._kept: list[bytearray] = []
         self._turn = threading.Condition()
 
-    def take(self, count: int, cancel: Cancel) -> None:
-        """Waits until ``count`` bytes are free and takes them.
+    def take(self, count: int, cancel: Cancel) -> bytearray:
+        """Waits until ``count`` bytes are free and takes them. What they hold is anything.
 
         Raises:
             Cancelled: a stop was asked for meanwhile.
@@ -71,13 +75,34 @@ class Memory:
             while self._taken + count > self.size_bytes:
                 cancel.check()
                 self._turn.wait(0.2)
-            self._taken += count
-            self.most_taken = max(self.most_taken, self._taken)
+            return self._buffer(count)
 
-    def give(self, count: int) -> None:
+    def take_now(self, count: int, *, owed: bool = False) -> bytearray | None:
+        """The same without waiting: None when they are not free, unless they are ``owed``, free or not."""
         with self._turn:
+            free = self._taken + count <= self.size_bytes
+            return self._buffer(count) if free or owed else None
+
+    def give(self, buffer: bytearray, count: int) -> None:
+        """Gives back what was taken as ``count`` bytes; one that was cut shorter is not kept."""
+        with self._turn:
+            if len(buffer) == count and self._taken + self._kept_bytes() <= self.size_bytes:
+                self._kept.append(buffer)
             self._taken -= count
             self._turn.notify_all()
+
+    def _buffer(self, count: int) -> bytearray:
+        self._taken += count
+        self.most_taken = max(self.most_taken, self._taken)
+        for number, buffer in enumerate(self._kept):
+            if len(buffer) == count:
+                return self._kept.pop(number)
+        while self._kept and self._taken + self._kept_bytes() > self.size_bytes:
+            self._kept.pop(0)
+        return bytearray(count)
+
+    def _kept_bytes(self) -> int:
+        return sum(map(len, self._kept))
 
 
 @dataclass(slots=True)
@@ -85,13 +110,13 @@ class Part:
     """A part in memory; ``drop`` it when it has been sent."""
 
     number: int
-    data: bytes
+    data: bytearray
     memory: Memory
     reserved: int
 
     def drop(self) -> None:
-        self.data = b""
-        self.memory.give(self.reserved)
+        buffer, self.data = self.data, bytearray()
+        self.memory.give(buffer, self.reserved)
 
 
 def cut(
@@ -109,10 +134,8 @@ def cut(
     for number, size in enumerate(sizes, 1):
         if left is not None:
             size = min(size, max(left, 1))
-        memory.take(size, cancel)
-        part = Part(number, b"", memory, size)
-        # A BytesIO gives its bytes away without a copy; of a bytearray the signer would make one of its own.
-        buffer, filled = _room(size), 0
+        part = Part(number, memory.take(size, cancel), memory, size)
+        filled = 0
         try:
             while filled < size:
                 if not rest:
@@ -121,12 +144,10 @@ def cut(
                         break
                     continue
                 step = min(len(rest), size - filled)
-                buffer.write(rest[:step])
+                part.data[filled : filled + step] = rest[:step]
                 rest = rest[step:]
                 filled += step
-            buffer.truncate(filled)
-            part.data = buffer.getvalue()
-            del buffer
+            del part.data[filled:]
         except BaseException:
             part.drop()
             raise
@@ -143,15 +164,6 @@ def cut(
         raise DestinationError(
             "the stream is longer than an object of this many parts", hint="shard the store"
         )
-
-
-def _room(size_bytes: int) -> io.BytesIO:
-    """A buffer that has its size already: one that grows would be moved again and again."""
-    buffer = io.BytesIO()
-    buffer.seek(size_bytes - 1)
-    buffer.write(b"\0")
-    buffer.seek(0)
-    return buffer
 
 
 def _more(rest: memoryview | None, pieces: Iterator[memoryview]) -> bool:

@@ -7,22 +7,35 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from nightferry.destination.s3.bucket import Bucket, Head
+from nightferry.destination.s3.parts import Memory
 from nightferry.errors import IntegrityError
 from nightferry.units import MIB
 
-RANGE_BYTES = 8 * MIB
+RANGE_BYTES = 16 * MIB
+"""Bytes of one request of a stream: each costs the client two milliseconds beside them."""
 RANGES = 4
-"""Ranges of one stream under way at once; with the one handed out that is its memory, 40 MiB."""
+"""Ranges of one stream under way at once."""
+READ_AHEAD_BYTES = 64 * MIB
+"""What all streams of a destination together read ahead."""
 
 
 class ObjectReader:
     """See ``ByteReader``. The object is the one that was opened, or reading fails: every range names its ETag.
 
-    A stream's memory is ``(RANGES + 1) * RANGE_BYTES``.
+    Args:
+        bucket: Where it is.
+        path: Below the prefix.
+        head: What it said when it was opened.
+        memory: Of all readers of the destination. A stream has one range whatever the others took; further
+            ones are read ahead while there is room.
+        range_bytes: Of a stream's requests.
     """
 
-    def __init__(self, bucket: Bucket, path: str, head: Head, *, range_bytes: int = RANGE_BYTES) -> None:
+    def __init__(
+        self, bucket: Bucket, path: str, head: Head, *, memory: Memory, range_bytes: int = RANGE_BYTES
+    ) -> None:
         self._bucket = bucket
+        self._memory = memory
         self._path = path
         self._head = head
         self._range_bytes = range_bytes
@@ -33,7 +46,10 @@ class ObjectReader:
 
     def read(self, offset: int, length: int) -> bytes:
         self._require_inside(offset, length)
-        return bytes(self._get(offset, bytearray(length)))
+        data = bytearray(length)
+        if length:
+            self._get(offset, memoryview(data))
+        return bytes(data)
 
     def stream(self, offset: int, length: int) -> Iterator[memoryview]:
         self._require_inside(offset, length)
@@ -44,21 +60,30 @@ class ObjectReader:
             (start, min(self._range_bytes, offset + length - start))
             for start in range(offset, offset + length, self._range_bytes)
         )
-        ahead: deque[Future[bytearray]] = deque()
-        with ThreadPoolExecutor(min(RANGES, max(1, len(ranges))), thread_name_prefix="s3-range") as threads:
-            try:
-                while ranges or ahead:
-                    while ranges and len(ahead) < RANGES:
-                        start, count = ranges.popleft()
-                        ahead.append(threads.submit(self._get, start, bytearray(count)))
-                    yield memoryview(ahead.popleft().result())
-            finally:
-                for future in ahead:
-                    future.cancel()
+        size = min(self._range_bytes, length)
+        ahead: deque[tuple[bytearray, Future[memoryview]]] = deque()
+        try:
+            with ThreadPoolExecutor(RANGES, thread_name_prefix="s3-range") as threads:
+                try:
+                    while ranges or ahead:
+                        while ranges and len(ahead) < RANGES:
+                            buffer = self._memory.take_now(size, owed=not ahead)
+                            if buffer is None:
+                                break
+                            start, count = ranges.popleft()
+                            into = memoryview(buffer)[:count]
+                            ahead.append((buffer, threads.submit(self._get, start, into)))
+                        yield ahead[0][1].result()
+                        self._memory.give(ahead.popleft()[0], size)
+                finally:
+                    for _, piece in ahead:
+                        piece.cancel()
+        finally:
+            for buffer, _ in ahead:
+                self._memory.give(buffer, size)
 
-    def _get(self, offset: int, into: bytearray) -> bytearray:
-        if into:
-            self._bucket.get_range(self._path, offset, memoryview(into), self._head.etag, self.size_bytes)
+    def _get(self, offset: int, into: memoryview) -> memoryview:
+        self._bucket.get_range(self._path, offset, into, self._head.etag, self.size_bytes)
         return into
 
     def _require_inside(self, offset: int, length: int) -> None:

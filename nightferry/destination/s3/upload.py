@@ -206,7 +206,7 @@ class _Object:
         self._cancel = cancel
         self._about = {"Metadata": {DIGEST: digest}, "ContentType": "application/octet-stream", **extra}
 
-    def put(self, data: bytes) -> Stored:
+    def put(self, data: bytearray) -> Stored:
         crc = crc64(data)
         params = {"Key": self._key, "Body": data, **self._about, **proof(data, self._checksums)}
         return self._commit("put_object", params, len(data), crc)
@@ -349,7 +349,7 @@ class _Object:
         return {"ChecksumCRC64NVME": crc_text(crc)} if self._checksums else {}
 
 
-def _is_same(there: PartThere, data: bytes, crc: int) -> bool:
+def _is_same(there: PartThere, data: bytearray, crc: int) -> bool:
     """Whether a part that is up has these bytes: by its CRC, else by its ETag where that is an MD5."""
     if there.size_bytes != len(data):
         return False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http.client import HTTPException
 from typing import Any
 
 from botocore.awsrequest import AWSResponse
 from botocore.exceptions import BotoCoreError
 from botocore.httpsession import URLLib3Session
+from urllib3.exceptions import ProtocolError
 
 ANSWER_BYTES = 16 << 20
 """The longest XML answer read; a page of a thousand names is far below."""
@@ -28,8 +30,8 @@ class Redirected(BotoCoreError):  # type: ignore[misc]  # botocore has no types
 class _Bounded:
     """A response body whose ``stream`` ends with an error beyond the limit; all else is passed through.
 
-    botocore takes XML answers and errors whole through ``stream``; an object's bytes are read by ``read``,
-    whose caller knows how many it wants.
+    botocore takes XML answers and errors whole through ``stream``; an object's bytes are read by ``read`` or
+    ``readinto``, whose caller knows how many it wants.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -43,6 +45,17 @@ class _Bounded:
                 self._raw.close()
                 raise AnswerTooLong(limit=ANSWER_BYTES)
             yield piece
+
+    def readinto(self, into: memoryview) -> int:
+        """Bytes from the socket to where they are wanted; urllib3's own makes a new object of every read."""
+        answer = self._raw._fp
+        try:
+            count = int(answer.readinto(into))
+        except HTTPException as error:
+            raise ProtocolError(f"connection broken: {error!r}", error) from error
+        if answer.isclosed():  # all of it was read: the connection may carry the next request
+            self._raw.release_conn()
+        return count
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
