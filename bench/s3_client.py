@@ -1,6 +1,6 @@
 """nightferry's side of ``bench.s3``: one image up, or down, as a process of its own.
 
-    python -m bench.s3_client up|down ENDPOINT BUCKET FILE
+python -m bench.s3_client up|down ENDPOINT BUCKET FILE
 """
 
 from __future__ import annotations

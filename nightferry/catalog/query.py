@@ -6,6 +6,7 @@ import difflib
 import os
 import platform
 import threading
+from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -325,17 +326,25 @@ class Catalog:
         Those with a copy on it that is neither lost nor expired, and those that it was written with while
         their record does not say yet what became of it.
         """
-        cartridge = self.latest(CartridgeRecord, f"{destination}/{barcode}")
-        on_it = set(cartridge.images) if cartridge is not None else set()
-        found = [placed.record for placed in self._placed(CopyRecord, destination=destination)]
-        return sorted(
-            {
-                copy.image
-                for copy in found
-                if copy.state not in ("lost", "expired")
-                and (barcode in _barcodes(copy) or (copy.state == "writing" and copy.image in on_it))
-            }
-        )
+        return sorted(self.live_by_cartridge(destination).get(barcode, ()))
+
+    def live_by_cartridge(self, destination: str) -> dict[str, set[str]]:
+        """Barcode → what `live_images` says of it; cartridges without any are left out."""
+        written_to: dict[str, set[str]] = defaultdict(set)
+        for cartridge in self.cartridges(destination):
+            for image in cartridge.images:
+                written_to[image].add(cartridge.barcode)
+        live: dict[str, set[str]] = defaultdict(set)
+        for placed in self._placed(CopyRecord, destination=destination):
+            copy = placed.record
+            if copy.state in ("lost", "expired"):
+                continue
+            on_them = _barcodes(copy)
+            if copy.state == "writing":
+                on_them |= written_to.get(copy.image, set())
+            for barcode in on_them:
+                live[barcode].add(copy.image)
+        return dict(live)
 
     # --- indexes
 

@@ -167,13 +167,14 @@ def scratch_cartridges(
     """
     if not isinstance(opened.site.destination(destination), TapeSettings):
         return []
+    live = opened.catalog.live_by_cartridge(destination)
     return [
         cartridge
         for cartridge in opened.catalog.cartridges(destination)
         if cartridge.state in ("appendable", "full")
         and cartridge.images
         and not is_being_written(cartridge)
-        and set(opened.catalog.live_images(destination, cartridge.barcode)) <= set(besides)
+        and live.get(cartridge.barcode, set()) <= set(besides)
     ]
 
 
@@ -245,7 +246,12 @@ def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
 
 
 def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
-    """What is left at a destination, but for what a run at work may still want, and damage for `verify`."""
+    """What is left at a destination, but for what a run at work may still want, and damage for `verify`.
+
+    Where nothing was ever copied to nothing is left, and looking might make its root.
+    """
+    if all(copy.destination != destination for copy in opened.catalog.all(CopyRecord)):
+        return
     for leftover in opened.destination(destination).leftovers(opened.clock.now() - LEFTOVER_AGE):
         copies = [c for c in opened.catalog.all_copies(leftover.image) if c.destination == destination]
         if leftover.what == "unfinished" and any(copy.state in THERE for copy in copies):

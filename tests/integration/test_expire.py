@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +23,7 @@ from tests.support.outside import folder_copies, tape_copies, wrong_images
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
 MakeSite = Callable[..., SmallSite]
+Aged = Callable[..., tuple[SmallSite, HandClock]]
 DAY = timedelta(days=1)
 KEEP_2 = '[retention]\nkeep_last = 2\nat_most = "75 %"\n'
 
@@ -54,14 +56,37 @@ def bring_back(opened: OpenSite, name: str, to: Path, copy: str | None = None) -
     assert restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).is_complete
 
 
-def test_what_stays_comes_back_and_what_went_is_gone(make_site: MakeSite, tmp_path: Path) -> None:
-    site, clock = make_site(more=KEEP_2), HandClock()
-    was: dict[int, str] = {}
+@pytest.fixture(scope="module")
+def four_nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site's home after four nights, 10 to 13 November; ``was/DAY``: the sums of SG1/a that night."""
+    home = tmp_path_factory.mktemp("aged") / "site"
+    (home / "was").mkdir(parents=True)
+    site, clock = SmallSite(home).build(), HandClock()
     with site.open(clock) as opened:
         for day in (10, 11, 12, 13):
             (site.store("SG1/a") / "today.txt").write_text(f"day {day}")
-            was[day] = sums(site.store("SG1/a"))
+            (home / "was" / str(day)).write_text(sums(site.store("SG1/a")))
             nights(opened, clock, 1)
+    return home
+
+
+@pytest.fixture
+def aged(four_nights: Path, tmp_path: Path) -> Aged:
+    """A copy of it with another site file, and the clock as it stands then."""
+
+    def make(more: str = KEEP_2, copies: tuple[str, ...] = ("tape", "folder")) -> tuple[SmallSite, HandClock]:
+        home = tmp_path / "site"
+        shutil.copytree(four_nights, home, symlinks=True)
+        site = SmallSite(home, more=more, copies=copies)
+        site.write_file()
+        return site, HandClock(HandClock().now() + 4 * DAY)
+
+    return make
+
+
+def test_what_stays_comes_back_and_what_went_is_gone(aged: Aged, tmp_path: Path) -> None:
+    site, clock = aged()
+    with site.open(clock) as opened:
         before = sums(site.home)
         foreseen = run_expire(opened, dry_run=True)
         assert sums(site.home) == before
@@ -74,32 +99,30 @@ def test_what_stays_comes_back_and_what_went_is_gone(make_site: MakeSite, tmp_pa
         assert not (site.objects / "images" / image(10)).exists()
         assert done.freed_bytes == foreseen.freed_bytes == sum(r.copy.size_bytes for r in done.gone) // 2
         for day in (12, 13):
+            was = (site.home / "was" / str(day)).read_text()
             for at in ("tape", "folder"):
                 to = tmp_path / f"{day}-{at}"
                 bring_back(opened, image(day), to, at)
-                assert sums(to) == was[day]
+                assert sums(to) == was
         with pytest.raises(CopyMissing):
             bring_back(opened, image(11), tmp_path / "gone")
         assert verify.missing_copies(opened, "folder") == []
-        (again,) = [r for r in run_expire(opened).copies if r.image.image == image(13)][:1]
-        assert again.fate == "kept"
+        assert {row.fate for row in run_expire(opened).copies} == {"kept"}
 
 
-def test_a_restore_as_of_takes_the_newest_image_that_is_still_there(make_site: MakeSite) -> None:
-    site, clock = make_site(more=KEEP_2, copies=("folder",)), HandClock()
+def test_a_restore_as_of_takes_the_newest_image_that_is_still_there(aged: Aged) -> None:
+    site, clock = aged()
     with site.open(clock) as opened:
-        nights(opened, clock, 5)
-        hold.add_hold(opened, image(11), "the audit")
+        hold.add_hold(opened, image(10), "the audit")
         run_expire(opened)
         as_of = clock.now() - 2 * DAY - timedelta(hours=1)
         found = restore.find_image(opened, "SG1", "a", as_of=as_of)
-        assert (found.image, opened.catalog.expired(image(12))) == (image(11), True)
+        assert (found.image, opened.catalog.expired(image(11))) == (image(10), True)
 
 
-def test_an_expiry_says_who_why_and_what_before_and_afterwards(make_site: MakeSite) -> None:
-    site, clock = make_site(more=KEEP_2, copies=("folder",)), HandClock()
+def test_an_expiry_says_who_why_and_what_before_and_afterwards(aged: Aged) -> None:
+    site, clock = aged(copies=("folder",))
     with site.open(clock) as opened:
-        nights(opened, clock, 3)
         run_expire(opened)
         events = [json.loads(p.read_bytes()) for p in sorted((site.home / "catalog/events").iterdir())]
         told = [(e["phase"], e["kind"], e["body"].get("state"), e["subject"]) for e in events]
@@ -114,8 +137,8 @@ def test_an_expiry_says_who_why_and_what_before_and_afterwards(make_site: MakeSi
         assert order == sorted(order)
         body = events[first]["body"]
         assert body["who"]
-        assert set(body["copies"]) == {f"{image(10, store)}@folder#1" for store in "ab"}
-        assert events[last]["body"]["copies"] == body["copies"]
+        assert set(body["copies"]) == {f"{image(day, store)}@folder#1" for day in (10, 11) for store in "ab"}
+        assert set(events[last]["body"]["copies"]) == set(body["copies"])
         copy = opened.catalog.latest(CopyRecord, subject)
         assert copy is not None
         assert "beyond keep_last = 2" in copy.note
@@ -124,8 +147,9 @@ def test_an_expiry_says_who_why_and_what_before_and_afterwards(make_site: MakeSi
 def test_a_scratch_cartridge_is_labelled_anew_and_written_from_its_start(
     make_site: MakeSite, tmp_path: Path
 ) -> None:
-    site, clock = make_site(more=KEEP_2, copies=("tape",)), HandClock()
-    (site.store("SG1/a") / "large.bin").write_bytes(os.urandom(6 << 20))
+    site, clock = make_site(more=KEEP_2, copies=("tape",), cartridge="8 MiB"), HandClock()
+    site.file.write_text(site.file.read_text().replace("slots = 6", "slots = 3"))
+    (site.store("SG1/a") / "large.bin").write_bytes(os.urandom(2 << 20))
 
     def label(barcode: str) -> str:
         text = (site.library / "cartridges" / barcode / "0000.tape").read_text()
@@ -161,20 +185,17 @@ def test_a_scratch_cartridge_is_labelled_anew_and_written_from_its_start(
         assert set(lines[:2]) <= set(sums(site.library / "cartridges" / barcode).splitlines())
 
 
-def test_a_cartridge_with_one_live_copy_is_no_scratch(make_site: MakeSite) -> None:
-    site, clock = make_site(more=KEEP_2, copies=("tape",)), HandClock()
+def test_a_cartridge_with_one_live_copy_is_no_scratch(aged: Aged) -> None:
+    site, clock = aged(copies=("tape",))
     with site.open(clock) as opened:
-        nights(opened, clock, 3)
         done = run_expire(opened)
         assert done.gone
         assert done.cartridges == []
         assert {c.state for c in opened.catalog.cartridges("tape")} == {"appendable"}
 
 
-def test_a_held_image_stays_until_the_hold_is_removed(make_site: MakeSite, nightferry: Command) -> None:
-    site, clock = make_site(more=KEEP_2), HandClock()
-    with site.open(clock) as opened:
-        nights(opened, clock, 4)
+def test_a_held_image_stays_until_the_hold_is_removed(aged: Aged, nightferry: Command) -> None:
+    site, clock = aged()
     assert nightferry(site.file, "hold", "add", image(10)).code == 2
     assert nightferry(site.file, "hold", "add", image(10)[:-1] + "9", "--reason", "x").code == 2
     assert nightferry(site.file, "hold", "add", image(10), "--reason", "a lawsuit").code == 0
@@ -194,12 +215,10 @@ def test_a_held_image_stays_until_the_hold_is_removed(make_site: MakeSite, night
     assert nightferry(site.file, "hold", "list").out == "nothing is held\n"
 
 
-def test_so_much_at_once_needs_somebodys_word(make_site: MakeSite, nightferry: Command) -> None:
-    site, clock = make_site(more="[retention]\nkeep_last = 1\n", copies=("folder",)), HandClock()
-    with site.open(clock) as opened:
-        nights(opened, clock, 4)
-        with pytest.raises(ImplausibleExpiry):
-            run_expire(opened)
+def test_so_much_at_once_needs_somebodys_word(aged: Aged, nightferry: Command) -> None:
+    site, clock = aged(more="[retention]\nkeep_last = 1\n", copies=("folder",))
+    with site.open(clock) as opened, pytest.raises(ImplausibleExpiry):
+        run_expire(opened)
     before = sums(site.objects)
     foreseen = nightferry(site.file, "expire", "--dry-run", "--json")
     assert (foreseen.code, foreseen.document["refused"]) == (
@@ -218,15 +237,14 @@ def test_so_much_at_once_needs_somebodys_word(make_site: MakeSite, nightferry: C
         assert [e.reason for e in opened.catalog.all(ExpiryRecord)] == ["new policy of the board"]
 
 
-def test_expired_images_leave_the_list_and_stay_in_the_log(make_site: MakeSite, nightferry: Command) -> None:
-    site, clock = make_site(more=KEEP_2), HandClock()
+def test_expired_images_leave_the_list_and_stay_in_the_log(aged: Aged, nightferry: Command) -> None:
+    site, clock = aged()
     with site.open(clock) as opened:
-        nights(opened, clock, 3)
         run_expire(opened)
     listed = [i["image"] for i in nightferry(site.file, "images", "--json").document["images"]]
-    assert sorted(listed) == sorted(image(d, s) for d in (11, 12) for s in "ab")
+    assert sorted(listed) == sorted(image(d, s) for d in (12, 13) for s in "ab")
     gone = nightferry(site.file, "images", "--expired", "--json").document["images"]
-    assert sorted(i["image"] for i in gone) == [image(10), image(10, "b")]
+    assert sorted(i["image"] for i in gone) == sorted(image(d, s) for d in (10, 11) for s in "ab")
     assert {c["state"] for i in gone for c in i["copies"]} == {"expired"}
     assert nightferry(site.file, "copies", image(10)).code == 0
     assert nightferry(site.file, "restore", "store", "SG1/a", "--image", image(10), "--to", "/x").code == 20
@@ -252,10 +270,9 @@ def test_what_a_run_owes_stays_and_an_unproved_copy_takes_no_place(make_site: Ma
         assert sorted(folder_copies(site.objects)) == [image(12), image(12, "b")]
 
 
-def test_a_destination_that_is_away_keeps_its_copies_and_stops_nobody_else(make_site: MakeSite) -> None:
-    site, clock = make_site(more=KEEP_2), HandClock()
+def test_a_destination_that_is_away_keeps_its_copies_and_stops_nobody_else(aged: Aged) -> None:
+    site, clock = aged()
     with site.open(clock) as opened:
-        nights(opened, clock, 3)
         moved = site.objects.rename(site.home / "away")
         done = run_expire(opened)
         fates = {(r.copy.destination, r.fate) for r in done.copies if r.image.image == image(10)}
@@ -264,29 +281,25 @@ def test_a_destination_that_is_away_keeps_its_copies_and_stops_nobody_else(make_
         done = run_expire(opened)
         assert done.exit_code == 0
         assert opened.catalog.expired(image(10))
-        assert sorted(folder_copies(site.objects)) == sorted(image(d, s) for d in (11, 12) for s in "ab")
+        assert sorted(folder_copies(site.objects)) == sorted(image(d, s) for d in (12, 13) for s in "ab")
 
 
-def test_what_is_found_out_about_a_copy_does_not_bring_it_back(make_site: MakeSite) -> None:
+def test_what_is_found_out_about_a_copy_does_not_bring_it_back(aged: Aged) -> None:
     """Somebody reads a copy while it expires: neither damage nor soundness is news of it any more."""
-    site, clock = make_site(more=KEEP_2, copies=("folder",)), HandClock()
+    site, clock = aged(copies=("folder",))
     with site.open(clock) as opened:
-        nights(opened, clock, 3)
-        (copy,) = opened.catalog.copies(image(10))
+        copy = opened.catalog.copies(image(10))[0]
         run_expire(opened)
         result = verify.check_one(opened, copy, sample=1.0, progress=QUIET, cancel=Cancel())
         assert result.exit_code == 20
-        (now,) = opened.catalog.copies(image(10))
+        now = opened.catalog.copies(image(10))[0]
         assert now.state == "expired"
         assert stream.owed(opened, BACK_GROUP) == []
 
 
-def test_a_hold_that_comes_while_it_expires_is_heard(
-    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site, clock = make_site(more=KEEP_2, copies=("folder",)), HandClock()
+def test_a_hold_that_comes_while_it_expires_is_heard(aged: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, clock = aged(copies=("folder",))
     with site.open(clock) as opened, site.open(clock) as elsewhere:
-        nights(opened, clock, 3)
         ahead = expire.look_ahead
 
         def late(*args: object) -> object:
@@ -298,19 +311,18 @@ def test_a_hold_that_comes_while_it_expires_is_heard(
         done = run_expire(opened)
         (row,) = [r for r in done.copies if r.image.image == image(10)]
         assert (row.fate, row.why) == ("kept", "held: just in time")
-        (copy,) = opened.catalog.copies(image(10))
+        copy = opened.catalog.copies(image(10))[0]
         assert copy.state == "verified"
         assert image(10) in folder_copies(site.objects)
 
 
-def test_a_destinations_own_retention_is_its_own(make_site: MakeSite) -> None:
-    site, clock = make_site(more=KEEP_2), HandClock()
+def test_a_destinations_own_retention_is_its_own(aged: Aged) -> None:
+    site, clock = aged()
     text = site.file.read_text().replace(
         'kind = "fsspec"', 'kind = "fsspec"\nretention = { keep_last = 3, keep_monthly = 1 }'
     )
     site.file.write_text(text)
     with site.open(clock) as opened:
-        nights(opened, clock, 4)
         run_expire(opened)
         held: dict[str, set[str]] = {"tape": set(), "folder": set()}
         for record in opened.catalog.images("SG1", "a"):
