@@ -41,6 +41,7 @@ from nightferry.ops.outlook import (
     Outlook,
     StagedOutlook,
     implausible,
+    is_here,
     look_ahead,
     scratch_cartridges,
 )
@@ -263,6 +264,7 @@ def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
     """Takes one copy, in all the epochs of it that are there.
 
     Raises:
+        ConfigError: the key that expires cannot be resolved.
         DestinationError: the destination failed. Unless it says that nothing was removed, the copy stays
             ``expiring``, and the next `expire` goes on with it.
         BusyError: another process recorded something about the copy meanwhile.
@@ -285,7 +287,7 @@ def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
         return replace(row, fate="kept", why=f"held: {hold.reason}")
     try:
         stays = target.expire(before.location) if before.location else ""
-    except NotRemoved as error:
+    except (NotRemoved, ConfigError) as error:
         _take_back(opened, target, before)
         if isinstance(error, Retained):
             return replace(row, fate="locked", why=error.message)
@@ -350,7 +352,7 @@ def _remember_gone(opened: OpenSite, done: Expiry) -> None:
     opened.catalog.refresh()
     for image in {row.image.image: row.image for row in done.copies if row.fate == "expired"}.values():
         states = {copy.state for copy in opened.catalog.all_copies(image.image)}
-        nowhere = states <= {"expired", "lost"} and not opened.is_staged(image)
+        nowhere = states <= {"expired", "lost"} and is_here(opened, image) and not opened.is_staged(image)
         if nowhere and not opened.catalog.freed(image.image):
             _free(opened, image, "its last copy has expired, and staging does not have it")
 

@@ -24,6 +24,8 @@ from nightferry.plan.retention import Candidate, Verdict, judge, night_of
 LEFTOVER_AGE = timedelta(days=2)
 """What nobody has written to for so long is no night's any more."""
 
+_Series = tuple[str, str, int | None]
+"""Storage group, store, and shard: what is judged together."""
 Fate = Literal["kept", "locked", "expires", "expired", "failed"]
 
 
@@ -181,7 +183,7 @@ def scratch_cartridges(
 def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> Iterator[CopyOutlook]:
     """Every copy there and what the retention says of it; what an earlier expiry began comes first."""
     retention = opened.site.retention_of(destination)
-    series: dict[tuple[str, str, int | None], list[tuple[ImageRecord, CopyRecord]]] = defaultdict(list)
+    series: dict[_Series, list[tuple[Candidate, ImageRecord, CopyRecord]]] = defaultdict(list)
     for image in opened.catalog.images():
         copies = [c for c in opened.catalog.all_copies(image.image) if c.destination == destination]
         begun = next((c for c in copies if c.state == "expiring"), None)
@@ -189,20 +191,17 @@ def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> It
         if begun is not None:
             yield CopyOutlook(image, begun, "expires", "begun before")
         elif there:
-            if copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < LEFTOVER_AGE:
-                spared.setdefault(image.image, "a copy of it is being made")
+            at_work = copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < LEFTOVER_AGE
+            why = spared.get(image.image) or ("a copy of it is being made" if at_work else "")
+            proved = image.state == "whole" and there[-1].state == "verified"
+            candidate = Candidate(image.image, night_of(image.image), image.started, proved, why)
             shard = parse_image_name(image.image).shard
-            series[image.group, image.store, shard].append((image, there[-1]))
-    for _, pairs in sorted(series.items(), key=lambda item: str(item[0])):
-        of = {image.image: (image, copy) for image, copy in pairs}
-        for verdict in judge(retention, [_candidate(i, c, spared) for i, c in pairs]):
+            series[image.group, image.store, shard].append((candidate, image, there[-1]))
+    for _, found in sorted(series.items(), key=lambda item: str(item[0])):
+        of = {image.image: (image, copy) for _, image, copy in found}
+        for verdict in judge(retention, [candidate for candidate, _, _ in found]):
             image, copy = of[verdict.image]
             yield CopyOutlook(image, copy, "kept" if verdict.stays else "expires", verdict.why)
-
-
-def _candidate(image: ImageRecord, copy: CopyRecord, spared: dict[str, str]) -> Candidate:
-    proved = image.state == "whole" and copy.state == "verified"
-    return Candidate(image.image, night_of(image.image), image.started, proved, spared.get(image.image, ""))
 
 
 def _spared(opened: OpenSite) -> dict[str, str]:
@@ -229,10 +228,12 @@ def is_owed(opened: OpenSite, image: ImageRecord, policy: tuple[str, ...]) -> bo
     if done.issuperset(policy):
         return False
     # A disk that is on another node now keeps what it owes.
-    return opened.is_staged(image) or not _is_here(opened, opened.back_group_of(image))
+    return opened.is_staged(image) or not is_here(opened, image)
 
 
-def _is_here(opened: OpenSite, back_group: str) -> bool:
+def is_here(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether the disk that the image was staged on is mounted on this node."""
+    back_group = opened.back_group_of(image)
     return any(b.name == back_group and (b.path / FOLDER).is_dir() for b in opened.site.back_groups)
 
 
@@ -269,7 +270,7 @@ def _staged(opened: OpenSite) -> Iterator[StagedOutlook]:
     They owe no copy, so nothing else would ever free them. The rule is that of copies, with the store's whole
     images, on staging or verified anywhere, as what is proved.
     """
-    series: dict[tuple[str, str, int | None], list[ImageRecord]] = defaultdict(list)
+    series: dict[_Series, list[ImageRecord]] = defaultdict(list)
     for image in opened.catalog.images():
         series[image.group, image.store, parse_image_name(image.image).shard].append(image)
     for images in series.values():

@@ -24,6 +24,7 @@ from nightferry.destination.base import (
     encoding_of,
 )
 from nightferry.errors import (
+    BusyError,
     IntegrityError,
     MediumDamaged,
     NightferryError,
@@ -406,12 +407,17 @@ def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> 
 
 def _unless_outlived(opened: OpenSite, copy: CopyRecord) -> CopyRecord:
     """Records what was found out about a copy, unless the retention took it while it was read."""
-    opened.catalog.refresh()
-    newest = opened.catalog.latest(CopyRecord, copy.subject)
-    if newest is not None and newest.state in OUTLIVED:
-        return newest
-    opened.catalog.append(copy)
-    return copy
+    while True:
+        opened.catalog.refresh()
+        newest = opened.catalog.latest(CopyRecord, copy.subject)
+        if newest is not None and newest.state in OUTLIVED:
+            return newest
+        event = opened.catalog.latest_event(CopyRecord, copy.subject)
+        try:
+            opened.catalog.append(copy, expect=event.sequence if event is not None else 0)
+        except BusyError:
+            continue  # somebody else said something of it meanwhile: look again
+        return copy
 
 
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
