@@ -14,7 +14,7 @@ import pytest
 
 from nightferry.errors import CopyMissing, ImplausibleExpiry
 from nightferry.model.records import CopyRecord, ExpiryRecord
-from nightferry.ops import expire, gate, hold, restore, stage, stream, verify
+from nightferry.ops import check, expire, gate, hold, restore, stage, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
@@ -357,6 +357,22 @@ def test_a_partial_image_that_nobody_approved_leaves_staging_when_it_is_outlived
         assert [r.image.image for r in done.staged] == ([] if stays else [image(10, "b"), image(10)])
         assert opened.catalog.expired(image(10)) != stays
         assert opened.staged_path(opened.catalog.images("SG1", "a")[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ("", {"NF-RET-001"}),
+        ("[retention]\nkeep_daily = 1\nkeep_last = 1\n", {"NF-RET-002"}),
+        ("[retention]\nkeep_daily = 2\n", set()),
+    ],
+)
+def test_check_says_what_is_kept_for_ever_or_once(make_site: MakeSite, more: str, found: set[str]) -> None:
+    site = make_site(more=more, copies=("folder",))
+    with site.open() as opened:
+        findings = [f for f in check.check(opened.loaded) if f.id.startswith("NF-RET")]
+    assert {f.id for f in findings} == found
+    assert all("folder" in f.text and f.fix for f in findings)
 
 
 def test_leftovers_of_a_folder_go_when_nobody_touched_them_for_two_days(make_site: MakeSite) -> None:

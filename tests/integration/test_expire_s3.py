@@ -129,6 +129,21 @@ def test_what_expired_is_gone_in_every_version_and_what_stays_comes_back(
     assert subprocess.run(["sha256sum", staged], capture_output=True, check=True).stdout.split()[0] == told
 
 
+def test_a_bucket_that_began_to_keep_versions_later_keeps_none_of_what_expired(
+    make_site: MakeSite, seaweed: Seaweed, bucket: str
+) -> None:
+    site, clock = build(make_site, seaweed, bucket), HandClock()
+    client = seaweed.client()
+    with site.open(clock) as opened:
+        nights(opened, clock, 1)
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        nights(opened, clock, 1)
+        key = f"tex/images/{image(10)}/data"
+        client.delete_object(Bucket=bucket, Key=key)  # somebody hid it: what is hidden takes room, too
+        assert fates(run_expire(opened))[image(10)] == "expired"
+    assert versions(seaweed, bucket) == {"Versions": [image(11), image(11, "b")], "DeleteMarkers": []}
+
+
 @pytest.mark.parametrize("bucket", ["locked"], indirect=True)
 @pytest.mark.parametrize("mode", ["governance", "compliance"])
 def test_a_locked_copy_is_kept_and_explained_until_its_lock_has_ended(

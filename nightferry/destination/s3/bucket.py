@@ -301,8 +301,12 @@ class Bucket:
                 yield Entry(self.path(str(entry["Key"])), int(entry["Size"]), entry["LastModified"])
 
     def versions(self, prefix: str) -> Iterator[Version]:
-        """Every version, and every delete marker, of the objects whose path begins so."""
-        for page in self._pages("list_object_versions", self.key(prefix)):
+        """Every version, and every delete marker, of the objects whose path begins so.
+
+        Raises:
+            Forbidden: the key may not list them, or the store does not know how.
+        """
+        for page in self._pages("list_object_versions", self.key(prefix), unless=(405, 501)):
             for kind in ("Versions", "DeleteMarkers"):
                 for entry in page.get(kind, ()):
                     yield Version(
@@ -347,16 +351,21 @@ class Bucket:
         """Closes the connections. May be called twice."""
         self._connection.session.close()
 
-    def _pages(self, verb: str, prefix: str | None, **params: Any) -> Iterator[Mapping[str, Any]]:
+    def _pages(
+        self, verb: str, prefix: str | None, *, unless: Collection[int] = (), **params: Any
+    ) -> Iterator[Mapping[str, Any]]:
         """Page by page, each through the back-off.
 
         Raises:
+            Forbidden: the answer has a status of ``unless``.
             DestinationError: the listing has no end.
         """
         where: dict[str, Any] = {} if prefix is None else {"Prefix": prefix}
         marks: dict[str, Any] = {}
         for _ in range(LIST_PAGES):
-            page = self.call(verb, **where, **params, **marks) or {}
+            page = self.call(verb, unless=unless, **where, **params, **marks)
+            if page is None:
+                raise Forbidden(f"{self.name}: {verb} is not known there", subject=self.name)
             yield page
             following = {
                 ours: page[theirs]

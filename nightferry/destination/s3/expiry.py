@@ -83,7 +83,7 @@ def _remove(bucket: Bucket, found: list[Version], *, may_hide: bool = True) -> s
     removed = 0
     try:
         for version in found:
-            bucket.delete(version.path, "" if version.version == _NO_VERSION else version.version)
+            bucket.delete(version.path, version.version)
             removed += 1
     except Forbidden as error:
         if not may_hide and not removed:
@@ -119,7 +119,7 @@ def _data_first(path: str) -> tuple[bool, str]:
 
 
 def _versions(bucket: Bucket, prefix: str) -> list[Version] | None:
-    """Every version below a prefix; None when the key may not list them."""
+    """Every version below a prefix; None when the key may not list them, or the store knows none."""
     try:
         return list(bucket.versions(prefix))
     except Forbidden:
