@@ -148,6 +148,12 @@ class Unavailable(DestinationError):
     default_hint = "what is owed is delivered by the next run; check the destination's mount or network"
 
 
+class NeedsRecall(DestinationError):
+    """The copy lies in an archive: it is there, and cannot be read before it was recalled."""
+
+    default_hint = "a restore asks for the recall when no other copy can be read; `verify --recall` does too"
+
+
 class CopyMissing(DestinationError):
     """A copy that the policy asks for is not there."""
 

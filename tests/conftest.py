@@ -7,8 +7,10 @@ import shutil
 
 import pytest
 
+from tests.servers.moto import moto
 from tests.servers.seaweed import seaweed
 from tests.servers.sshd import sshd
+from tests.servers.tgtd import tgtd
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
@@ -20,4 +22,4 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     )
 
 
-__all__ = ["needs", "seaweed", "sshd"]
+__all__ = ["moto", "needs", "seaweed", "sshd", "tgtd"]

@@ -161,6 +161,7 @@ def _run(
         found, moment = _find(session, here, store, as_of, image)
         plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=copy)
         if dry_run:
+            plan = ops.look_for_recalls(here, plan)
             report = ops.forecast(
                 here,
                 plan,
@@ -200,7 +201,7 @@ def _in_place(
     with OpenSite(session.load_site()) as here:
         found, moment = _find(session, here, store, as_of, image)
         if dry_run:
-            plan = ops.plan_in_place(here, found, copy=copy)
+            plan = ops.look_for_recalls(here, ops.plan_in_place(here, found, copy=copy))
             path = ops.place_of(here, found)
             use = store_in_use(path)
             _show_plan(session, replace(plan, target=path), moment, in_use=use.processes)
@@ -279,6 +280,8 @@ def _show_plan(
     ]
     if document["cartridges"]:
         lines.insert(1, f"cartridges {', '.join(document['cartridges'])}")
+    if document["needs_recall"]:
+        lines.append(f"needs recall from an archive: {', '.join(document['needs_recall'])}; asked for last")
     document |= {"dry_run": True, "as_of": as_of}
     if in_use is None:
         lines.append(f"to {document['to']}")

@@ -16,7 +16,18 @@ from nightferry import __version__
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError
 
-PACKAGES = ("prefect", "pyarrow", "fsspec", "blake3", "xxhash", "pydantic", "cyclopts", "uring-api")
+PACKAGES = (
+    "prefect",
+    "pyarrow",
+    "fsspec",
+    "sshfs",
+    "asyncssh",
+    "blake3",
+    "xxhash",
+    "pydantic",
+    "cyclopts",
+    "uring-api",
+)
 
 
 def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:

@@ -11,7 +11,10 @@ from nightferry.errors import ConfigError, worst_exit_code
 
 
 def verify(
-    *, copy: Annotated[str | None, Parameter(name=("--copy", "--from"))] = None, sample: float = 100.0
+    *,
+    copy: Annotated[str | None, Parameter(name=("--copy", "--from"))] = None,
+    sample: float = 100.0,
+    recall: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Reads copies back and compares them with their chunk tables. A damaged one is marked.
 
@@ -21,6 +24,8 @@ def verify(
         Only the copies at this destination.
     sample
         Percent of each copy to read; only 100 makes a copy verified.
+    recall
+        Also copies in archived storage classes: asks for each and waits for it, hours and for money.
     """
     from nightferry.cli.output import table
     from nightferry.ops.opened import OpenSite
@@ -37,15 +42,22 @@ def verify(
     with OpenSite(session.load_site()) as here:
         checked = list(
             verify_copies(
-                here, copy, sample=sample / 100, progress=session.out.progress, cancel=session.cancel
+                here,
+                copy,
+                sample=sample / 100,
+                recalling=recall,
+                progress=session.out.progress,
+                cancel=session.cancel,
             )
         )
-    rows = [[c.copy.image, c.copy.destination, c.copy.state, c.error or None] for c in checked]
+    rows = [[c.copy.image, c.copy.destination, c.copy.state, c.error or c.note or None] for c in checked]
     bad = sum(1 for c in checked if c.error)
+    left_out = sum(1 for c in checked if c.note)
     shown = (
         [
-            table(["image", "at", "state", "error"], rows),
-            f"{len(checked) - bad} of {counted(len(checked), 'copy', 'copies')} right",
+            table(["image", "at", "state", "note"], rows),
+            f"{len(checked) - bad - left_out} of {counted(len(checked), 'copy', 'copies')} right"
+            + (f", {left_out} archived and not read" if left_out else ""),
         ]
         if checked
         else ["there is no copy to read"]

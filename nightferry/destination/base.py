@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from nightferry.errors import NotInThisRelease
 from nightferry.model.findings import Finding
@@ -208,6 +208,37 @@ class Destination(Protocol):
 
     def close(self) -> None:
         """Gives every lease and lock back and unloads what it loaded. May be called twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """Where a copy lies that must be recalled before it can be read."""
+
+    storage_class: str
+    asked: bool
+    """Whether the destination is bringing it back already."""
+    wait_s: float
+    """How long the site file says to wait for it."""
+    how: str
+    """In words: ``standard``."""
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """What a ``Destination`` can do besides when its copies may lie in an archive.
+
+    ``open`` of such a copy raises ``NeedsRecall``, and asks for nothing.
+    """
+
+    def archived(self, location: Mapping[str, Any]) -> Archived | None:
+        """None when the copy can be read now."""
+
+    def recall(self, location: Mapping[str, Any]) -> None:
+        """Asks for a copy; asking again while it is on its way is fine.
+
+        Raises:
+            DestinationError: it is refused.
+        """
 
 
 class Register(Protocol):

@@ -14,7 +14,10 @@ from nightferry.progress import Cancel, Progress
 
 COPY = "copy.json"
 META = "meta.json"
+CRC = "crc64nvme"
 _KEYS = {"image", "epoch", "size_bytes", "digest"}
+_MORE_KEYS = {"encoding", CRC}
+"""What is there for some copies: how the data is encoded, and the checksum that its store compared it with."""
 
 
 class Lanes:
@@ -109,7 +112,7 @@ def parse_about(image: str, text: bytes) -> dict[str, Any] | None:
     """``copy.json`` of an image; None when it is not one."""
     try:
         said = json.loads(text)
-        sound = said["image"] == image and {*said} - {"encoding"} == _KEYS
+        sound = said["image"] == image and {*said} - _MORE_KEYS == _KEYS
         sound = sound and isinstance(said["epoch"], int) and isinstance(said["size_bytes"], int)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,9 +21,12 @@ _AWAY = {
     errno.ETIMEDOUT,
     errno.EHOSTDOWN,
     errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EPIPE,
     errno.ECONNREFUSED,
     errno.ECONNRESET,
 }
+_AWAY_KINDS = (TimeoutError, ConnectionError, FileNotFoundError, socket.gaierror)
 
 
 def as_destination_error(error: OSError, subject: str) -> DestinationError:
@@ -32,7 +36,7 @@ def as_destination_error(error: OSError, subject: str) -> DestinationError:
         text += f" ({error.filename})"
     if error.errno in _FULL:
         return MediumFull(text, subject=subject)
-    if error.errno in _AWAY or isinstance(error, TimeoutError | ConnectionError | FileNotFoundError):
+    if error.errno in _AWAY or isinstance(error, _AWAY_KINDS):
         return Unavailable(text, subject=subject)
     return DestinationError(text, subject=subject)
 

@@ -7,6 +7,7 @@ replaces.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 
 from nightferry.destination.drivers import Driver, Opened
 from nightferry.errors import ConfigError, DestinationError, MediumFull, Unavailable
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 15.0
 KEEPALIVE_S = 15.0
@@ -45,6 +48,7 @@ class OpenedSftp(Opened):
 
     def __init__(self, fs: Any) -> None:
         super().__init__(fs)
+        fs.loop.set_exception_handler(_heed)
         self._sftp = self._run(fs.client.start_sftp_client)
 
     @property
@@ -91,6 +95,17 @@ class OpenedSftp(Opened):
 
         result: T = sync(self.fs.loop, awaited)
         return result
+
+
+def _heed(loop: Any, context: dict[str, Any]) -> None:
+    """Of requests that a lost connection ends together asyncssh hands one error on, and leaves the others to the
+    loop, which would print each of them."""
+    import asyncssh
+
+    if isinstance(context.get("exception"), asyncssh.Error):
+        log.debug("sftp: %s", context["exception"])
+    else:
+        loop.default_exception_handler(context)
 
 
 class SftpDriver(Driver):
@@ -204,9 +219,10 @@ class SftpDriver(Driver):
     def _connect_arguments(self) -> dict[str, Any]:
         import asyncssh
 
+        patience_s = self.options.get("connect_timeout", CONNECT_TIMEOUT_S)
         arguments: dict[str, Any] = {
-            "connect_timeout": CONNECT_TIMEOUT_S,
-            "login_timeout": 2 * CONNECT_TIMEOUT_S,
+            "connect_timeout": patience_s,
+            "login_timeout": patience_s,
             "keepalive_interval": KEEPALIVE_S,
             "max_sessions": CHANNELS,
             **self.options,

@@ -163,7 +163,7 @@ class _Walk:
             # Headers are decoded front to back; only a sparse map is asked for again from its beginning.
             missing = offset + length - start - len(held)
             if missing > 0:
-                held.extend(b"".join(self._take(missing)))
+                held.extend(b"".join(map(bytes, self._take(missing))))
             return bytes(held[offset - start : offset - start + length])
 
         found = decode_header(read, start, self._size)
@@ -194,7 +194,7 @@ class _Walk:
         IntegrityError: the next ``length`` bytes are not all zero.
         """
         at = self.at
-        if any(b"".join(self._take(length))):
+        if any(any(piece) for piece in self._take(length)):
             raise IntegrityError(f"the padding at byte {at} is not zero")
 
     def _take(self, length: int) -> Iterator[memoryview]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from nightferry.errors import IntegrityError
@@ -17,8 +17,8 @@ class CheckedReader:
     """A ``ByteReader`` over another one that hands out only bytes whose chunk was checked.
 
     A range costs at most the rest of its first and of its last chunk: less than 2 MiB more than was asked
-    for. The last chunk read is kept, so that ranges in ascending order read no chunk twice. Not for several
-    threads at once.
+    for. The last chunk of a range is kept, so that ranges in ascending order read no chunk twice. Not for
+    several threads at once.
 
     Args:
         reader: Where the image's bytes are.
@@ -48,10 +48,10 @@ class CheckedReader:
             IntegrityError: a chunk is not what the table says, or the range ends beyond the end.
             DestinationError: the bytes cannot be had.
         """
-        return b"".join(self.stream(offset, length))
+        return b"".join(bytes(piece) for piece in self.stream(offset, length))
 
     def stream(self, offset: int, length: int) -> Iterator[memoryview]:
-        """The same bytes in order, in pieces of at most 1 MiB."""
+        """The same bytes in order, in pieces of at most 1 MiB; a piece is valid until the next is asked for."""
         if offset < 0 or length < 0 or offset + length > self.size_bytes:
             raise IntegrityError(
                 f"bytes {offset} to {offset + length} lie beyond the image's end at {self.size_bytes}"
@@ -69,22 +69,40 @@ class CheckedReader:
             start = found * CHUNK_BYTES
             yield memoryview(chunk)[max(offset - start, 0) : end - start]
 
-    def _chunks(self, first: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """Whole chunks ``first`` to ``stop`` (exclusive), each checked and then kept."""
+    def _chunks(self, first: int, stop: int) -> Iterator[tuple[int, bytes | bytearray | memoryview]]:
+        """Whole chunks ``first`` to ``stop`` (exclusive), each checked; the last one is kept."""
         start = first * CHUNK_BYTES
-        length = min(stop * CHUNK_BYTES, self.size_bytes) - start
-        held = bytearray()
+        end = min(stop * CHUNK_BYTES, self.size_bytes)
+        few = end - start <= READ_AT_ONCE
+        pieces = (self._reader.read(start, end - start),) if few else self._reader.stream(start, end - start)
         number = first
-        few = length <= READ_AT_ONCE
-        for piece in (self._reader.read(start, length),) if few else self._reader.stream(start, length):
-            held += piece
-            length -= len(piece)
-            while len(held) >= CHUNK_BYTES or (held and not length):
-                chunk = bytes(memoryview(held)[:CHUNK_BYTES])
-                del held[:CHUNK_BYTES]
-                check_chunk(self._table, number, chunk)
+        for chunk in _in_chunks(pieces, end - start):
+            check_chunk(self._table, number, chunk)
+            if number == stop - 1:
+                chunk = bytes(chunk)
                 self._kept = (number, chunk)
-                yield number, chunk
-                number += 1
+            yield number, chunk
+            number += 1
         if number != stop:
             raise IntegrityError(f"the image ended in chunk {number}; chunks up to {stop} were expected")
+
+
+def _in_chunks(pieces: Iterable[bytes | memoryview], length: int) -> Iterator[bytes | bytearray | memoryview]:
+    """Cuts ``length`` bytes into chunks, the last one shorter; copies only what two pieces share."""
+    held = bytearray()
+    for piece in pieces:
+        rest = memoryview(piece)
+        while rest and length:
+            wanted = min(CHUNK_BYTES, length)
+            if not held and len(rest) >= wanted:
+                chunk: bytearray | memoryview = rest[:wanted]
+                rest = rest[wanted:]
+            else:
+                cut = wanted - len(held)
+                held += rest[:cut]
+                rest = rest[cut:]
+                if len(held) < wanted:
+                    break
+                chunk, held = held, bytearray()
+            length -= wanted
+            yield chunk

@@ -51,7 +51,9 @@ def shrinks(samples: Iterable[bytes]) -> bool:
     return encoded < plain * (1 - LEAST_GAIN)
 
 
-def encode(pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2) -> Iterator[bytes]:
+def encode(
+    pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2, proved: bool = False
+) -> Iterator[bytes]:
     """Bytes → the ``.zst`` file of them, frame by frame, the seek table last.
 
     The same bytes and level always give the same file. Frames are compressed by threads of its own while the
@@ -62,6 +64,10 @@ def encode(pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2
         pieces: The image's bytes in pieces of any length; a piece need not outlive the next.
         level: zstd's, 1 to 19.
         threads: How many frames are compressed at once.
+        proved: Whether each frame is decoded again and compared.
+
+    Raises:
+        IntegrityError: a frame does not decode to what went into it.
     """
     compressors = deque(
         zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
@@ -71,7 +77,12 @@ def encode(pieces: Iterable[bytes | memoryview], level: int, *, threads: int = 2
     def compress(plain: bytearray) -> tuple[int, bytes]:
         compressor = compressors.pop()  # no more frames are at work than there are threads
         try:
-            return len(plain), compressor.compress(plain)
+            frame = compressor.compress(plain)
+            if proved and zstandard.ZstdDecompressor().decompress(frame) != plain:
+                raise IntegrityError(
+                    "zstd does not give back what it was given: this machine cannot be trusted"
+                )
+            return len(plain), frame
         finally:
             compressors.append(compressor)
 
@@ -126,7 +137,8 @@ class FramedReader:
     Opening it reads the seek table, a range the frames that cover it: both in one read of the copy, unless
     the range is longer than 8 MiB encoded. The last frame read is kept, so that ranges in ascending order read
     no frame twice. What the table may say follows from the image's size, so that memory is bounded whatever
-    the copy holds: 12 bytes for each 4 MiB, and one frame. Not for several threads at once.
+    the copy holds: 12 bytes for each 4 MiB, and ``threads + 2`` frames, plain and encoded, while a long range
+    is streamed: its frames are decoded ahead. Not for several threads at once.
 
     A frame is proved against its own checksum and that of the table. That it is the *right* frame only the
     image's chunk table says.
@@ -134,19 +146,21 @@ class FramedReader:
     Args:
         reader: The encoded copy's bytes.
         size_bytes: Bytes of the image.
+        threads: How many frames of a long range are decoded at once.
 
     Raises:
         IntegrityError: not the frames of an image of that size.
         DestinationError: the bytes cannot be had.
     """
 
-    def __init__(self, reader: ByteReader, size_bytes: int) -> None:
+    def __init__(self, reader: ByteReader, size_bytes: int, *, threads: int = 2) -> None:
         self._reader = reader
         self._size_bytes = size_bytes
         self._starts = array("Q", [0])
         """Where each frame begins in the copy, and where the last one ends."""
         self._checksums = array("I")
-        self._decompressor = zstandard.ZstdDecompressor()
+        self._threads = threads
+        self._decompressors = deque(zstandard.ZstdDecompressor() for _ in range(threads))
         self._kept: tuple[int, bytes] = (-1, b"")
         self._load_table()
 
@@ -182,24 +196,55 @@ class FramedReader:
             first += 1
         if first == stop:
             return
-        begin, length = self._starts[first], self._starts[stop] - self._starts[first]
-        few = length <= _READ_AT_ONCE
+        length = self._starts[stop] - self._starts[first]
+        if length <= _READ_AT_ONCE:
+            frames = self._cut(first, stop, (self._reader.read(self._starts[first], length),))
+            decoded: Iterator[tuple[int, bytes]] = ((n, self._decode(n, data)) for n, data in frames)
+        else:
+            pieces = self._reader.stream(self._starts[first], length)
+            decoded = self._decoded_ahead(self._cut(first, stop, pieces))
+        for number, frame in decoded:
+            self._kept = (number, frame)
+            yield self._kept
+
+    def _cut(
+        self, first: int, stop: int, pieces: Iterable[bytes | memoryview]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Frames ``first`` to ``stop`` (exclusive) as the copy has them."""
         held = bytearray()
         number = first
-        for piece in (self._reader.read(begin, length),) if few else self._reader.stream(begin, length):
+        for piece in pieces:
             held += piece
             while number < stop and len(held) >= (size := self._starts[number + 1] - self._starts[number]):
-                self._kept = (number, self._decode(number, bytes(memoryview(held)[:size])))
+                data = bytes(memoryview(held)[:size])
                 del held[:size]
-                yield self._kept
+                yield number, data
                 number += 1
         if number != stop:
             raise IntegrityError(
                 f"the encoded copy ended in frame {number}; frames up to {stop} were expected"
             )
 
+    def _decoded_ahead(self, frames: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        """Frames decoded by threads while the caller is busy with earlier ones; the threads end with it."""
+        waiting: deque[tuple[int, Future[bytes]]] = deque()
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="nightferry-unzstd") as pool:
+            try:
+                for number, data in frames:
+                    waiting.append((number, pool.submit(self._decode, number, data)))
+                    if len(waiting) > self._threads:
+                        number, future = waiting.popleft()
+                        yield number, future.result()
+                while waiting:
+                    number, future = waiting.popleft()
+                    yield number, future.result()
+            finally:
+                for _, future in waiting:
+                    future.cancel()
+
     def _decode(self, number: int, data: bytes) -> bytes:
         expected = self._plain_bytes(number)
+        decompressor = self._decompressors.pop()  # no more frames are at work than there are threads
         try:
             # Read first: what a frame says of its length is what its decoder makes room for.
             said = zstandard.get_frame_parameters(data)
@@ -211,9 +256,11 @@ class FramedReader:
                 raise IntegrityError(
                     f"frame {number} of the encoded copy is not the one its seek table names"
                 )
-            plain = self._decompressor.decompress(data, allow_extra_data=False)
+            plain = decompressor.decompress(data, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise IntegrityError(f"frame {number} of the encoded copy is damaged: {error}") from error
+        finally:
+            self._decompressors.append(decompressor)
         if len(plain) != expected:
             raise IntegrityError(f"frame {number} of the encoded copy has {len(plain)} bytes, not {expected}")
         return plain

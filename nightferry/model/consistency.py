@@ -12,6 +12,7 @@ from nightferry.errors import ConfigError
 from nightferry.model.destinations import (
     Destination,
     FsspecSettings,
+    Recall,
     S3Settings,
     TapeSettings,
     VirtualLibrary,
@@ -158,6 +159,12 @@ def _destinations(site: Site) -> Iterator[Problem]:
                 yield (
                     here,
                     f"{place} lies on the disk of {back_group.name} ({back_group.path}), which changes hands",
+                )
+        match destination:
+            case S3Settings(storage_class="DEEP_ARCHIVE", recall=Recall(tier="expedited")):
+                yield (
+                    ("destinations", position, "recall", "tier"),
+                    "DEEP_ARCHIVE knows no expedited recall; write 'standard' or 'bulk'",
                 )
         if isinstance(destination, TapeSettings) and destination.encode is not None:
             yield (

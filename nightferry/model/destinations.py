@@ -28,6 +28,9 @@ from nightferry.units import GIB, KIB
 _COMPRESSION = re.compile(r"zstd(:([1-9]|1[0-9]))?")
 _ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
 
+ARCHIVE_CLASSES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+"""Storage classes whose objects cannot be read where they are; ``GLACIER_IR`` is none."""
+
 Count = Annotated[int, Field(strict=True, ge=0)]
 Streams = Annotated[int, Field(strict=True, ge=1, le=64)]
 
@@ -128,22 +131,46 @@ class VirtualLibrary(Section):
     cartridge_bytes: Annotated[Size, Field(ge=64 * KIB)] = 2 * GIB
 
 
-class ScsiLibrary(Section):
+class _RealLibrary(Section):
+    """What real libraries have in common."""
+
+    elements: tuple[Annotated[int, Field(strict=True, ge=0, le=0xFFFF)], ...] = ()
+    """At which data transfer element of the changer each of ``drives`` stands; only needed where the changer
+    does not tell the drives' serial numbers."""
+    cartridge_bytes: Annotated[Size, Field(ge=64 * KIB)] | None = None
+    """What a cartridge holds, for planning; None: by the generation that the barcodes name."""
+    early_warning_reserve: Annotated[Size, Field(ge=1 << 20)] = 160 << 20
+    """What the drives surely still take after early warning."""
+
+
+class ScsiLibrary(_RealLibrary):
     """A library behind the kernel's own SCSI devices."""
 
     kind: Literal["scsi"]
     changer: AbsolutePath
     drives: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)]
+    """``/dev/nst*`` (the kernel's tape driver) or ``/dev/sg*`` (its generic one)."""
 
 
-class IscsiLibrary(Section):
+class IscsiLibrary(_RealLibrary):
     """A library behind iSCSI."""
 
     kind: Literal["iscsi"]
-    portal: str
-    target: str
+    portal: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^\s:/,\[\]]+)(:[0-9]{1,5})?$")]
+    """``host``, ``host:port`` or ``[v6 address]:port``; the port is 3260 when it is not given."""
+    target: Annotated[str, Field(min_length=1, max_length=223)]
     user: str = ""
     password: SecretRef | None = None
+    initiator: str = ""
+    """The name this host logs in by; empty: open-iscsi's, else one made of the host's name."""
+    drives: tuple[str, ...] = ()
+    """Serial numbers of the drives to use, in the order they are numbered; none: all that the target has."""
+
+    @model_validator(mode="after")
+    def _credentials_go_together(self) -> IscsiLibrary:
+        if bool(self.user) != (self.password is not None):
+            raise ValueError("user and password go together")
+        return self
 
 
 class NdmpLibrary(Section):
@@ -230,6 +257,11 @@ class S3Settings(_DestinationBase):
     recall: Recall = Recall()
     expire: ExpiryKeys | None = None
     """Who removes what has expired; None: the same key as writes."""
+
+    @property
+    def archives(self) -> bool:
+        """Whether images' data goes where it must be recalled from."""
+        return self.storage_class in ARCHIVE_CLASSES
 
 
 def _fsspec_url(value: str) -> str:

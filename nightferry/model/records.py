@@ -343,6 +343,22 @@ class ExpiryRecord(Record):
         return self.expiry
 
 
+class RecallRecord(Record):
+    """A copy that was asked back from an archive, so that it is asked for once and its wait has a beginning."""
+
+    kind: ClassVar[str] = "recall"
+    image: str
+    destination: str
+    epoch: int
+    """The copy's."""
+    storage_class: str
+    asked: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return f"{self.image}@{self.destination}#{self.epoch}"
+
+
 RECORDS: dict[str, type[Record]] = {
     record.kind: record
     for record in (
@@ -359,6 +375,7 @@ RECORDS: dict[str, type[Record]] = {
         FreedRecord,
         HoldRecord,
         ExpiryRecord,
+        RecallRecord,
     )
 }
 

@@ -15,10 +15,10 @@ from pydantic import Field
 from nightferry.errors import ConfigError, NotInThisRelease
 from nightferry.model.destinations import (
     Destination,
+    NdmpLibrary,
     Retention,
     SiteRetention,
     TapeSettings,
-    VirtualLibrary,
 )
 from nightferry.model.fields import (
     AbsolutePath,
@@ -283,7 +283,7 @@ def _undelivered(site: Site) -> list[str]:
                 found.append(f"groups[{group.name}].stores[{store.name}].kind: {store.kind} stores")
     for destination in site.destinations:
         place = f"destinations[{destination.name}]"
-        if isinstance(destination, TapeSettings) and not isinstance(destination.library, VirtualLibrary):
+        if isinstance(destination, TapeSettings) and isinstance(destination.library, NdmpLibrary):
             found.append(f"{place}.library.kind: {destination.library.kind} libraries")
         if destination.encode is not None and destination.encode.encrypt_to:
             found.append(f"{place}.encode.encrypt_to: encrypted copies")

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from nightferry.destination.base import DATA_NAMES, Encoding, Outgoing, encoding_of
-from nightferry.errors import DestinationError
+from nightferry.errors import ConfigError, DestinationError
 from nightferry.image.frames import FramedReader, encode, shrinks
+from nightferry.model.destinations import S3Settings
 from nightferry.model.records import CopyRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel
@@ -66,11 +67,13 @@ class EncodedOutgoing(_Passed):
     Args:
         plain: The image's own bytes.
         level: zstd's, 1 to 19.
+        proved: Whether each frame is decoded again and compared before it goes out.
     """
 
-    def __init__(self, plain: Outgoing, level: int) -> None:
+    def __init__(self, plain: Outgoing, level: int, *, proved: bool = False) -> None:
         super().__init__(plain)
         self._level = level
+        self._proved = proved
         meta = json.loads(plain.side_files["meta.json"])
         meta |= {"encoding": self.encoding, "data": DATA_NAMES[self.encoding]}
         self._meta = json.dumps(meta, indent=1).encode() + b"\n"
@@ -88,7 +91,7 @@ class EncodedOutgoing(_Passed):
         the same image gives the same file."""
         skip = first_chunk * CHUNK_BYTES
         held = bytearray()
-        for frame in encode(self._outgoing.chunks(), self._level):
+        for frame in encode(self._outgoing.chunks(), self._level, proved=self._proved):
             held += frame
             if skip:
                 gone = min(skip, len(held))
@@ -127,7 +130,14 @@ def encoded(opened: OpenSite, outgoing: Sampled, destination: str) -> Outgoing:
     if not shrinks(outgoing.samples()):
         log.info("image %s does not shrink: its copy at %s stays plain", outgoing.image, destination)
         return outgoing
-    return EncodedOutgoing(outgoing, settings.level)
+    return EncodedOutgoing(outgoing, settings.level, proved=decodes_at_once(opened, destination))
+
+
+def decodes_at_once(opened: OpenSite, destination: str) -> bool:
+    """Whether what is encoded for a destination is decoded and compared before it goes out: where it cannot be
+    read back without a recall, its arrival must be proof enough."""
+    settings = opened.site.destination(destination)
+    return isinstance(settings, S3Settings) and settings.archives
 
 
 @contextmanager
@@ -147,7 +157,12 @@ def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
             subject=copy.image,
         )
     encoding = encoding_of(copy.location)
-    with opened.destination(copy.destination).open(copy.location) as reader:
+    try:
+        destination = opened.destination(copy.destination)
+    except ConfigError as error:
+        # To who reads, a destination that this node cannot open is one that is away: another copy may do.
+        raise DestinationError(error.message, hint=error.hint, subject=error.subject) from error
+    with destination.open(copy.location) as reader:
         match encoding:
             case "":
                 yield reader

@@ -197,7 +197,9 @@ def _restore(reader: ImageReader, planned: _Planned, tree: TargetTree, watch: _W
     match row.type:
         case "file" | "hardlink":
             pieces = watch.over(reader.payload(row), path)
-            if tree.write_file(path, metadata, row.size, pieces, linkable=planned.linkable):
+            if tree.write_file(
+                path, metadata, row.size, pieces, linkable=planned.linkable, in_order=row.sparse is None
+            ):
                 if row.outcome == "changed":
                     tree.lose(path, "its content changed while it was backed up")
                 if planned.link_to is not None:

@@ -24,7 +24,7 @@ from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.destination.base import Destination
-from nightferry.errors import CatalogError, ClusterError, NotInThisRelease, NotOwner, Unavailable
+from nightferry.errors import CatalogError, ClusterError, NotOwner, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.fields import BandwidthStep
@@ -35,7 +35,7 @@ from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogConstraints, CatalogRegister
-from nightferry.plan.restore_order import FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
+from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
@@ -263,8 +263,7 @@ class OpenSite:
 
     def speeds(self) -> dict[str, Speed]:
         """What each destination can be expected to do, to choose where to restore from."""
-        kinds = {TapeSettings: TAPE_SPEED, S3Settings: OBJECT_SPEED, FsspecSettings: FOLDER_SPEED}
-        return {d.name: kinds[type(d)] for d in self.site.destinations}
+        return {d.name: _speed(d) for d in self.site.destinations}
 
     # -- closing ------------------------------------------------------------------------------
 
@@ -303,6 +302,10 @@ class OpenSite:
         held = ("whole", "verified", "suspect", "damaged")
         return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
 
+    def _shared_locks(self) -> Path | None:
+        """A folder that every node of the site sees, for locks; None when the catalog is no folder."""
+        return None if "://" in self.site.site.catalog else self.site.catalog_path / "locks"
+
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
         filled, and whole copies taken for damaged ones.
@@ -322,12 +325,11 @@ class OpenSite:
             case TapeSettings():
                 from nightferry.destination.tape.library import TapeDestination
                 from nightferry.destination.tape.pool import Pool
-                from nightferry.destination.tape.virtual import open_virtual
+                from nightferry.ops.libraries import open_library
 
                 library = settings.library
-                if not isinstance(library, VirtualLibrary):
-                    raise NotInThisRelease(f"libraries of kind {library.kind!r} are not in this release")
-                self._require_known(settings.name, library.path / "library.json")
+                if isinstance(library, VirtualLibrary):
+                    self._require_known(settings.name, library.path / "library.json")
                 pool = Pool(
                     settings.pool.name,
                     settings.pool.barcodes,
@@ -336,13 +338,7 @@ class OpenSite:
                 )
                 return TapeDestination(
                     settings.name,
-                    open_virtual(
-                        library.path,
-                        library.drives,
-                        library.slots,
-                        library.cartridge_bytes,
-                        library.ports,
-                    ),
+                    open_library(library, self._shared_locks(), self.clock),
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
@@ -363,6 +359,18 @@ class OpenSite:
                 return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
             case _:
                 assert_never(settings)
+
+
+def _speed(settings: DestinationSettings) -> Speed:
+    match settings:
+        case TapeSettings():
+            return TAPE_SPEED
+        case S3Settings():
+            return ARCHIVE_SPEED if settings.archives else OBJECT_SPEED
+        case FsspecSettings():
+            return FOLDER_SPEED if settings.scheme == "file" else OBJECT_SPEED
+        case _:
+            assert_never(settings)
 
 
 def operator() -> str:

@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from nightferry.errors import (
     DestinationError,
     IntegrityError,
     MediumDamaged,
+    NeedsRecall,
     NightferryError,
     NotInThisRelease,
     PartialResult,
@@ -45,16 +47,19 @@ from nightferry.ops.in_place import (
     store_in_use,
 )
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.recall import Turns, archived
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.stage import proven_chunks
 from nightferry.ops.stream import describe_location, mark_damaged
 from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.plan.match import Matcher
-from nightferry.plan.restore_order import STAGING, Choice, choose_copies
+from nightferry.plan.restore_order import STAGING, Choice, choose_copies, recalled_last
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.reading import FileReader
 from nightferry.units import counted
+
+log = logging.getLogger(__name__)
 
 
 class Absent(NamedTuple):
@@ -87,6 +92,7 @@ class RestorePlan:
             "image": self.image.image,
             "copy": first.source if first else None,
             "fallbacks": [p.source for p in self.places[1:]],
+            "needs_recall": [p.source for p in self.places if p.needs_recall],
             "cartridges": [p["barcode"] for p in parts],
             "location": describe_location(first.copy) if first and first.copy else str(self.image.path),
             "files": len(self.rows),
@@ -174,6 +180,19 @@ def plan_restore(
     rows = tuple(row for row in chosen if row.stored or row.type == "socket")
     places = places_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
     return RestorePlan(image, places, rows, target, tuple(_absent(image, chosen, named=bool(patterns))))
+
+
+def look_for_recalls(opened: OpenSite, plan: RestorePlan) -> RestorePlan:
+    """The plan in the order in which it would be followed: asks each destination whether its copy must be
+    recalled. One that does not answer keeps its place."""
+    away = []
+    for place in plan.places:
+        try:
+            if place.copy is not None and archived(opened, place.copy) is not None:
+                away.append(place.source)
+        except NightferryError as error:
+            log.info("%s cannot be asked for %s: %s", place.source, plan.image.image, error)
+    return replace(plan, places=tuple(recalled_last(plan.places, away)))
 
 
 def _absent(image: ImageRecord, chosen: Sequence[IndexRow], *, named: bool) -> Iterator[Absent]:
@@ -277,7 +296,8 @@ def restore(
     progress: Progress,
     cancel: Cancel,
 ) -> Restored:
-    """Follows a plan, place after place until every row is back.
+    """Follows a plan, place after place until every row is back; what lies in an archive is recalled only when
+    nothing else could be read.
 
     With ``below`` the target is walked to from there without following a link.
 
@@ -296,8 +316,10 @@ def restore(
         _require_no_journals(plan)
         _tell_absent(plan, tree)
         done: set[bytes] = set()
-        for place in plan.places:
+        turns = Turns(opened, plan.places)
+        for place in turns:
             try:
+                turns.ready(place, progress=progress, cancel=cancel)
                 with open_place(opened, plan.image, place) as reader:
                     image = ImageReader(reader, None)
                     report = extract(
@@ -310,6 +332,8 @@ def restore(
                         subject=subject,
                     )
             except (IntegrityError, DestinationError, BusyError) as error:
+                if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
+                    continue
                 errors.append(error)
                 damaged.append(place.source)
                 progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)

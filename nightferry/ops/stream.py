@@ -27,10 +27,11 @@ from nightferry.errors import (
     BusyError,
     IntegrityError,
     MediumDamaged,
+    NeedsRecall,
     NightferryError,
 )
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
-from nightferry.ops.encode import PacedOutgoing, encoded, open_copy
+from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded, open_copy
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import set_aside, side_path
 from nightferry.ops.stage import proven_chunks, read_index
@@ -209,7 +210,7 @@ def made_before(
     copy = _arrived(opened, opened.destination(destination), image)
     if copy is None or copy.state == "verified":
         return copy
-    return verify_copy(opened, copy, progress=progress, cancel=cancel)
+    return _read_back(opened, copy, progress, cancel)
 
 
 def make_copy(
@@ -223,7 +224,16 @@ def make_copy(
         prepared = PacedOutgoing(prepared, throttle, cancel)
     target = opened.destination(destination)
     copy = _put(opened, target, outgoing, prepared, progress=progress, cancel=cancel)
-    return copy if copy.state == "verified" else verify_copy(opened, copy, progress=progress, cancel=cancel)
+    return copy if copy.state == "verified" else _read_back(opened, copy, progress, cancel)
+
+
+def _read_back(opened: OpenSite, copy: CopyRecord, progress: Progress, cancel: Cancel) -> CopyRecord:
+    """The copy, verified; as it is where it lies in an archive: no night waits for a recall, or pays for it."""
+    try:
+        return verify_copy(opened, copy, progress=progress, cancel=cancel)
+    except NeedsRecall as error:
+        progress.say(f"not read back: {error}")
+        return copy
 
 
 def _arrived(opened: OpenSite, target: Destination, image: ImageRecord) -> CopyRecord | None:
@@ -293,8 +303,9 @@ def _give_up_damaged(opened: OpenSite, target: Destination, image: ImageRecord) 
 def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord:
     image = opened.catalog.image(copy.image)
     now = opened.clock.now()
-    # That an encoded file arrived says nothing of what it decodes to: only reading it back does.
-    verified = receipt.verified and not encoding_of(receipt.location)
+    # That an encoded file arrived says nothing of what it decodes to, unless it was decoded before it left.
+    proved = not encoding_of(receipt.location) or decodes_at_once(opened, copy.destination)
+    verified = receipt.verified and proved
     arrived = copy.model_copy(
         update={
             "state": "verified" if verified else "whole",
@@ -350,6 +361,7 @@ def verify_copy(
     Raises:
         IntegrityError: a chunk is not what it should be; the copy was recorded ``damaged``.
         MediumDamaged: the destination cannot give it back; recorded ``damaged``.
+        NeedsRecall: it lies in an archive; nothing was asked for.
     """
     image = opened.catalog.image(copy.image)
     chunks = proven_chunks(opened, image)
@@ -376,6 +388,9 @@ def verify_copy(
     except (IntegrityError, MediumDamaged) as error:
         mark_damaged(opened, copy, error)
         progress.end(subject, "failed")
+        raise
+    except NeedsRecall:
+        progress.end(subject, "archived")
         raise
     progress.end(subject, "verified" if sample >= 1 else "sampled")
     if sample < 1:

@@ -24,11 +24,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from nightferry.errors import ConfigError
+from nightferry.errors import ConfigError, NightferryError
 from nightferry.ops.metadata import Metadata, Owners, apply
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.syscalls import rename_noreplace, syncfs
 from nightferry.ops.walk import DirectoryWalk, Refused, components, in_the_way, status_of
+from nightferry.transfer.direct import DirectWriter, RingSettings
 
 Overwrite = Literal["never", "older", "always"]
 
@@ -37,6 +38,11 @@ SYNC_AT_ONCE_BYTES = 1 << 20
 
 WRITE_BACK_BYTES = 64 << 20
 """A large file is sent to the disk every so many bytes, so that no more of it waits in memory."""
+
+UNBUFFERED_BYTES = 32 << 20
+"""Files of at least this size are written past the page cache."""
+
+_RING = RingSettings(buffers=8)
 
 TEMPORARY_PREFIX = b".nightferry-"
 """How names of files not yet whole begin, where they need one."""
@@ -180,6 +186,7 @@ class TargetTree:
         pieces: Iterable[tuple[int, bytes | memoryview]],
         *,
         linkable: bool = False,
+        in_order: bool = False,
     ) -> bool:
         """Writes a regular file.
 
@@ -191,6 +198,7 @@ class TargetTree:
                 removes the temporary file and propagates: so a digest that does not match leaves nothing
                 behind.
             linkable: Remember the file, so that ``make_hardlink`` may link to it.
+            in_order: The pieces come one after the other and leave nothing out.
 
         Raises:
             ConfigError: the target has no room left or cannot be written; the temporary file is gone.
@@ -201,7 +209,8 @@ class TargetTree:
                 with self._os_errors(path):
                     fd, named = self._new_file(parent, temporary)
                 try:
-                    written = self._fill(path, fd, size_bytes, pieces)
+                    fill = self._stream if in_order and size_bytes >= UNBUFFERED_BYTES else self._fill
+                    written = fill(path, fd, size_bytes, pieces)
                     with self._os_errors(path):
                         losses = apply(fd, metadata, self._owners, privileged=self.privileged)
                         self._sync(fd, parent, name, size_bytes)
@@ -387,6 +396,37 @@ class TargetTree:
         with self._os_errors(path):
             os.ftruncate(fd, size_bytes)
         return written
+
+    def _stream(
+        self, path: bytes, fd: int, size_bytes: int, pieces: Iterable[tuple[int, bytes | memoryview]]
+    ) -> int:
+        with self._writer_errors(path):
+            writer = DirectWriter(os.fsdecode(path), settings=_RING, expected_bytes=size_bytes, fd=fd)
+        try:
+            for offset, data in pieces:
+                if offset != writer.position or offset + len(data) > size_bytes:
+                    raise Refused("its data does not fit into its size")
+                with self._writer_errors(path):
+                    writer.write(data)
+            if writer.position != size_bytes:
+                raise Refused("its data ends before its size")
+            with self._writer_errors(path):
+                writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        return size_bytes
+
+    @contextlib.contextmanager
+    def _writer_errors(self, path: bytes) -> Iterator[None]:
+        """As ``_os_errors``, of a writer that tells its file's errors in its own words."""
+        with self._os_errors(path):
+            try:
+                yield
+            except NightferryError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise error.__cause__ from None
+                raise
 
     def _sync(self, fd: int, parent: int, name: bytes, size_bytes: int) -> None:
         large = size_bytes >= SYNC_AT_ONCE_BYTES

@@ -12,11 +12,13 @@ from nightferry.errors import (
     DestinationError,
     IntegrityError,
     MediumDamaged,
+    NeedsRecall,
     NightferryError,
     StagingFull,
 )
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.recall import Turns, recall
 from nightferry.ops.restore import open_place, places_of
 from nightferry.ops.room import free_room
 from nightferry.ops.stage import proven_chunks
@@ -41,6 +43,8 @@ class Checked:
     copy: CopyRecord
     error: str = ""
     exit_code: int = 0
+    note: str = ""
+    """Why it was not read, where that is well."""
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -48,6 +52,7 @@ class Checked:
             "destination": self.copy.destination,
             "state": self.copy.state,
             "error": self.error or None,
+            "note": self.note or None,
         }
 
 
@@ -70,25 +75,46 @@ def verify_copies(
     destination: str | None = None,
     *,
     sample: float = 1.0,
+    recalling: bool = False,
     progress: Progress,
     cancel: Cancel,
 ) -> Iterator[Checked]:
-    """Reads copies back one after the other; a damaged one is recorded and the next one goes on."""
+    """Reads copies back one after the other; a damaged one is recorded and the next one goes on.
+
+    Args:
+        opened: The site.
+        destination: Only its copies.
+        sample: See ``ops.stream.verify_copy``.
+        recalling: Whether copies in an archive are asked for and waited for; else they are left out, and that is
+            said.
+        progress: Told of every copy.
+        cancel: Seen at every chunk.
+    """
     for copy in copies_to_verify(opened, destination):
         cancel.check()
-        yield check_one(opened, copy, sample=sample, progress=progress, cancel=cancel)
+        yield check_one(opened, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
 
 
 def check_one(
-    opened: OpenSite, copy: CopyRecord, *, sample: float, progress: Progress, cancel: Cancel
+    opened: OpenSite,
+    copy: CopyRecord,
+    *,
+    sample: float,
+    recalling: bool = False,
+    progress: Progress,
+    cancel: Cancel,
 ) -> Checked:
     """One copy's result as a value; only a stop is raised."""
     try:
+        if recalling:
+            recall(opened, copy, progress=progress, cancel=cancel)
         checked = verify_copy(opened, copy, sample=sample, progress=progress, cancel=cancel)
         if checked.state in ("damaged", "suspect"):
             known = f"it was found {checked.state} before, and a sample does not clear it: {checked.note}"
             return Checked(checked, known, IntegrityError.exit_code)
         return Checked(checked)
+    except NeedsRecall as error:
+        return Checked(copy, note=f"not read back: {error}; --recall asks for it")
     except (IntegrityError, DestinationError, BusyError) as error:
         opened.catalog.refresh()
         newest = next(
@@ -146,13 +172,15 @@ def remake_copy(
     if there is not None:
         return there
     last: NightferryError | None = None
-    for place in places_of(opened, image):
-        if place.source == destination:
-            continue
+    turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination])
+    for place in turns:
         with opened.scratch(image) as scratch:
             try:
+                turns.ready(place, progress=progress, cancel=cancel)
                 _fetch(opened, image, place, scratch, cancel)
             except (IntegrityError, DestinationError, BusyError) as error:
+                if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
+                    continue
                 last = error
                 progress.say(f"{place.source} cannot give {image.image} back: {error}")
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from nightferry.model.records import CopyRecord, ImageRecord
@@ -23,6 +23,7 @@ class Speed:
 
 TAPE_SPEED = Speed(first_byte_s=120.0, bytes_per_s=300 * MIB)
 OBJECT_SPEED = Speed(first_byte_s=0.5, bytes_per_s=100 * MIB)
+ARCHIVE_SPEED = Speed(first_byte_s=5 * 3600.0, bytes_per_s=100 * MIB)
 FOLDER_SPEED = Speed(first_byte_s=0.05, bytes_per_s=200 * MIB)
 
 
@@ -35,6 +36,8 @@ class Choice:
     expected_s: float
     doubtful: bool = False
     """The copy is suspect: it is read only when no other is left, and every byte of it is checked."""
+    needs_recall: bool = False
+    """The copy lies in an archive: it is asked for when no other can be read."""
 
 
 def choose_copies(
@@ -70,6 +73,17 @@ def choose_copies(
         speed = speeds.get(STAGING, FOLDER_SPEED)
         choices.insert(0, Choice(STAGING, None, speed.first_byte_s + wanted / speed.bytes_per_s))
     return choices
+
+
+def recalled_last(choices: Iterable[Choice], archived: Collection[str]) -> list[Choice]:
+    """The places in the order in which they are read: those whose copy lies in an archive after all others.
+
+    Args:
+        choices: In the order of ``choose_copies``.
+        archived: Destinations whose copy of the image must be recalled.
+    """
+    marked = [replace(c, needs_recall=c.copy is not None and c.source in archived) for c in choices]
+    return sorted(marked, key=lambda choice: choice.needs_recall)
 
 
 def _rank(choice: Choice) -> tuple[bool, float, bool, str]:

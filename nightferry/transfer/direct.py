@@ -45,6 +45,9 @@ class DirectWriter:
         meter: Told of every buffer.
         throttle: Asked before every buffer is written.
         cancel: Looked at before every buffer.
+        mode: Permissions.
+        fd: An empty file to write in place of a new one at ``path``, which then is only a name for messages.
+            It stays the caller's, who also removes it.
 
     Raises:
         BusyError: the file exists.
@@ -62,6 +65,7 @@ class DirectWriter:
         throttle: Throttle | None = None,
         cancel: Cancel | None = None,
         mode: int = 0o600,
+        fd: int | None = None,
     ) -> None:
         self.path = Path(path)
         self._settings = settings
@@ -79,7 +83,7 @@ class DirectWriter:
         try:
             self._buffers = Buffers(settings.buffers, settings.buffer_bytes)
             self._file = NewFile(
-                self.path, unbuffered=settings.unbuffered, expected_bytes=expected_bytes, mode=mode
+                self.path, unbuffered=settings.unbuffered, expected_bytes=expected_bytes, mode=mode, fd=fd
             )
         except BaseException:
             self._engine.close()

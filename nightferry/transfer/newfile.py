@@ -23,10 +23,11 @@ class NewFile:
     """The file behind a writer.
 
     Args:
-        path: Where; nothing may be there, its directory must be.
+        path: Where; nothing may be there, its directory must be. With ``fd`` only what it is called in messages.
         unbuffered: Whether to pass the page cache by where the file system allows it.
         expected_bytes: Room to allocate at once; 0 for none.
         mode: Permissions.
+        fd: An empty file that the caller made, names and removes: it is opened once more for the writing.
 
     Raises:
         BusyError: something is at ``path``; it is not touched.
@@ -35,12 +36,18 @@ class NewFile:
         DestinationError: the disk failed.
     """
 
-    def __init__(self, path: Path, *, unbuffered: bool, expected_bytes: int, mode: int) -> None:
+    def __init__(
+        self, path: Path, *, unbuffered: bool, expected_bytes: int, mode: int, fd: int | None = None
+    ) -> None:
         self.path = path
         self.direct = False
-        self.fd = self._create(mode)
-        status = os.fstat(self.fd)
-        self._identity: tuple[int, int] | None = (status.st_dev, status.st_ino)
+        self._identity: tuple[int, int] | None = None
+        if fd is None:
+            self.fd = self._create(mode)
+            status = os.fstat(self.fd)
+            self._identity = (status.st_dev, status.st_ino)
+        else:
+            self.fd = self._open_again(fd)
         try:
             if unbuffered:
                 self._pass_by_the_cache()
@@ -106,8 +113,11 @@ class NewFile:
             os.close(fd)
 
     def remove(self) -> None:
-        """Takes the name away, unless another file has it by now. May be called twice."""
+        """Takes the name away, unless another file has it by now, or the caller gave it. May be called
+        twice."""
         identity, self._identity = self._identity, None
+        if identity is None:
+            return
         try:
             status = os.lstat(self.path)
             if (status.st_dev, status.st_ino) == identity:
@@ -127,6 +137,13 @@ class NewFile:
             if error.errno in NO_SPACE:
                 raise StagingFull(f"no room to create {self.path}") from error
             raise ConfigError(f"cannot create {self.path}: {error.strerror}") from error
+
+    def _open_again(self, fd: int) -> int:
+        # Not a duplicate, which would share the flag that passes the cache by.
+        try:
+            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self.failure(error, 0) from error
 
     def _pass_by_the_cache(self) -> None:
         # Asked for on the open file and not in open(2), which leaves a file behind where it refuses.

@@ -1,35 +1,88 @@
-"""What every tape drive must do; a new kind of drive joins DRIVES."""
+"""What every tape drive must do: virtual, behind a real target (tgtd), and behind a scripted one that knows what
+that target does not; a new kind of drive joins KINDS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from nightferry.clock import SYSTEM_CLOCK
 from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.drive import EndOfMedium, Mark, Position, TapeDrive
+from nightferry.destination.tape.scsi_drive import ScsiDrive
+from nightferry.destination.tape.scsi_open import Options, open_iscsi
 from nightferry.destination.tape.virtual import VirtualLibrary, create
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
+from nightferry.scsi.iscsi import Portal
+from tests.servers.tgtd import TARGET, Tgtd
+from tests.support.scripted_library import ScriptedDrive, Tape
 
 MIB = 1 << 20
 CARTRIDGE = 8 * MIB
 
 
-def virtual_drive(tmp: Path) -> TapeDrive:
-    create(tmp / "library", 1, 1, CARTRIDGE, ["A00001L9"])
+@dataclass
+class Bench:
+    """A loaded drive, and the one beside it, which is empty. ``has_hard_end``: the medium's end is a wall."""
+
+    drive: TapeDrive
+    empty: TapeDrive
+    has_hard_end: bool = True
+
+
+def virtual(tmp: Path, _: pytest.FixtureRequest) -> Iterator[Bench]:
+    create(tmp / "library", 2, 1, CARTRIDGE, ["A00001L9"])
     library = VirtualLibrary(tmp / "library")
     library.changer.move(Address("slot", 0), Address("drive", 0))
     library.drives[0].load()
-    return library.drives[0]
+    yield Bench(*library.drives)
 
 
-DRIVES: dict[str, Callable[[Path], TapeDrive]] = {"virtual": virtual_drive}
+def scripted(tmp: Path, _: pytest.FixtureRequest, tells_position: bool = True) -> Iterator[Bench]:
+    transports = [ScriptedDrive(f"SERIAL{n}", tells_position=tells_position) for n in range(2)]
+    transports[0].put_in(Tape("A00001L9", CARTRIDGE))
+    drives = [
+        ScsiDrive(n, t, 256 << 10, lambda t=t: t.tape is not None, serial=t.serial)  # type: ignore[misc]
+        for n, t in enumerate(transports)
+    ]
+    drives[0].load()
+    yield Bench(*drives)
 
 
-@pytest.fixture(params=list(DRIVES))
-def drive(request: pytest.FixtureRequest, tmp_path: Path) -> TapeDrive:
-    return DRIVES[request.param](tmp_path)
+def scripted_plain(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    yield from scripted(tmp, request, tells_position=False)
+
+
+def behind_iscsi(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    server: Tgtd = request.getfixturevalue("tgtd")
+    server.make_blank(server.barcodes[0], CARTRIDGE // MIB)
+    options = Options(locks=(tmp,), reserve_bytes=256 << 10)
+    library = open_iscsi(Portal(server.portal, TARGET), (), options, SYSTEM_CLOCK)
+    library.changer.move(Address("slot", 0), Address("drive", 0))
+    try:
+        library.drives[0].load()
+        yield Bench(library.drives[0], library.drives[1], has_hard_end=False)
+    finally:
+        library.drives[0].unload()
+        library.changer.move(Address("drive", 0), Address("slot", 0))
+        library.close()
+
+
+KINDS = {"virtual": virtual, "scripted": scripted, "scripted-plain": scripted_plain, "tgtd": behind_iscsi}
+ON_SERVER = [pytest.mark.server, pytest.mark.xdist_group("tgtd")]
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=ON_SERVER if kind == "tgtd" else []) for kind in KINDS])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    yield from KINDS[request.param](tmp_path, request)
+
+
+@pytest.fixture
+def drive(bench: Bench) -> TapeDrive:
+    return bench.drive
 
 
 def write(drive: TapeDrive, *files: list[bytes]) -> None:
@@ -108,18 +161,23 @@ def test_a_tape_file_that_was_cut_off_can_be_closed_and_written_after(drive: Tap
     assert drive.read_record() == b"after"
 
 
-def test_early_warning_leaves_the_reserve_and_then_comes_the_hard_end(drive: TapeDrive) -> None:
+def test_early_warning_leaves_the_reserve_and_then_comes_the_hard_end(bench: Bench) -> None:
+    drive = bench.drive
     while not drive.write_record(b"z" * MIB):
         pass
     piece = b"r" * 4096
     for _ in range(drive.reserve_bytes // len(piece)):
         drive.write_record(piece)
-    with pytest.raises(EndOfMedium):
-        write(drive, [piece] * (MIB // len(piece)))
-    last = drive.position()
-    drive.write_filemarks(1)
-    drive.rewind()
-    assert drive.space_records(last.record + 1) == last.record
+    if bench.has_hard_end:
+        with pytest.raises(EndOfMedium):
+            write(drive, [piece] * (MIB // len(piece)))
+        drive.rewind()
+        last = drive.space_records(1 << 30)
+    else:
+        last = drive.position().record
+        drive.write_filemarks(1)
+        drive.rewind()
+    assert drive.space_records(last + 1) == (0 if bench.has_hard_end else last)
 
 
 def test_a_record_longer_than_asked_for_is_said_and_passed(drive: TapeDrive) -> None:
@@ -149,10 +207,10 @@ def test_an_empty_drive_says_so(drive: TapeDrive) -> None:
             verb()
 
 
-def test_loading_where_no_cartridge_is_fails(tmp_path: Path) -> None:
-    create(tmp_path / "library", 1, 1, CARTRIDGE, [])
-    with pytest.raises(Unavailable, match="drive 0 is empty"):
-        VirtualLibrary(tmp_path / "library").drives[0].load()
+def test_loading_where_no_cartridge_is_fails(bench: Bench) -> None:
+    with pytest.raises(Unavailable, match="drive 1"):
+        bench.empty.load()
+    assert not bench.empty.is_loaded()
 
 
 @pytest.mark.parametrize("size", [0, 16 * MIB])

@@ -22,6 +22,8 @@ PROGRAMS = {
     "ssh-keygen": "openssh-client",
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
+    "tgtd": "tgt",
+    "iscsi-inq": "libiscsi-bin",  # and with it the library that nightferry uses
 }
 """Program → Debian package."""
 

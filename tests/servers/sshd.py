@@ -98,11 +98,16 @@ class Sshd:
     def kill(self) -> None:
         """Kills it and all its sessions, as a crash would."""
         if self._process is not None:
-            for pid in [*_below(self._process.pid), self._process.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to it and all its sessions."""
+        assert self._process is not None
+        for pid in [*_below(self._process.pid), self._process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def _below(pid: int) -> list[int]:

@@ -57,9 +57,13 @@ _TAPE = """
 [[destinations]]
 name = "tape"
 kind = "tape"
-library = {{ kind = "virtual", path = "{home}/vtl", drives = 2, slots = 6, cartridge_bytes = "{cartridge}" }}
+library = {library}
 pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "1s" }}
 """
+
+_VIRTUAL = (
+    '{{ kind = "virtual", path = "{home}/vtl", drives = 2, slots = 6, cartridge_bytes = "{cartridge}" }}'
+)
 
 _FOLDER = """
 [[destinations]]
@@ -96,6 +100,8 @@ class SmallSite:
     stores: dict[str, tuple[str, ...]] = field(default_factory=lambda: {"SG1": ("a", "b")})
     copies: tuple[str, ...] = ("tape", "folder")
     cartridge: str = "16 MiB"
+    tape: str = ""
+    """The tape library as TOML; a virtual one by default."""
     keep_free: str = "0 %"
     on_overrun: str = "drain"
     encode: str = ""
@@ -152,7 +158,8 @@ class SmallSite:
         for group, stores in self.stores.items():
             text += _GROUP.format(name=group, copies=", ".join(f'"{c}"' for c in self.copies))
             text += "".join(_STORE.format(home=self.home, group=group, store=store) for store in stores)
-        text += _TAPE.format(home=self.home, cartridge=self.cartridge) if "tape" in self.copies else ""
+        library = self.tape or _VIRTUAL.format(home=self.home, cartridge=self.cartridge)
+        text += _TAPE.format(library=library) if "tape" in self.copies else ""
         encode = f'encode = {{ compress = "{self.encode}" }}\n' if self.encode else ""
         text += _FOLDER.format(home=self.home, encode=encode) if "folder" in self.copies else ""
         self.file.write_text(text)

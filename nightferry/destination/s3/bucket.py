@@ -15,13 +15,20 @@ from botocore.exceptions import ClientError, IncompleteReadError
 from nightferry.destination.leftovers import Entry
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.client import Connection
-from nightferry.destination.s3.failure import FAULTS, Forbidden, as_destination_error, code_of, status_of
+from nightferry.destination.s3.failure import (
+    FAULTS,
+    Forbidden,
+    as_destination_error,
+    code_of,
+    is_passing,
+    status_of,
+)
 from nightferry.destination.s3.parts import Streamed, crc64, crc_text
 from nightferry.errors import DestinationError, MediumDamaged
 from nightferry.progress import Cancel
 
-READ_BYTES = 1 << 20
-"""What one read asks of the socket; a connection that breaks loses at most so much."""
+READ_BYTES = 256 << 10
+"""What one read asks of the socket; a connection that breaks loses less than so much."""
 LIST_PAGES = 20_000
 """Pages of one listing, a thousand names each; a listing beyond has no end."""
 DIGEST = "nightferry-digest"
@@ -41,6 +48,8 @@ class Head:
     storage_class: str = ""
     restore: str = ""
     """The store's words about a recall from an archived class."""
+    archive: str = ""
+    """The archive of an intelligent class that it was moved to by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +184,16 @@ class Bucket:
             whole_crc(found),
             str(found.get("StorageClass", "")),
             str(found.get("Restore", "")),
+            str(found.get("ArchiveStatus", "")),
         )
+
+    def is_readable(self, path: str) -> bool:
+        """Whether an object that is there gives its bytes, or must be recalled first. Reads one of them."""
+        found = self.call("get_object", Key=self.key(path), Range="bytes=0-0", unless=("InvalidObjectState",))
+        if found is None:
+            return False
+        found["Body"].close()
+        return True
 
     def get(self, path: str, most_bytes: int) -> bytes | None:
         """A small object's bytes; None when it is not there.
@@ -215,7 +233,8 @@ class Bucket:
         return data
 
     def get_range(self, path: str, offset: int, into: memoryview, etag: str, size_bytes: int) -> None:
-        """Fills ``into`` with an object's bytes from ``offset`` on. A cut continues where it was cut.
+        """Fills ``into`` with an object's bytes from ``offset`` on. A cut continues where it was cut; the tries
+        are counted anew whenever bytes came.
 
         Raises:
             MediumDamaged: the object is gone, or is not any more the one with this ``etag`` and size.
@@ -242,17 +261,19 @@ class Bucket:
             finally:
                 body.close()
 
-        try:
-            self._backoff.run(request, Cancel())
-        except ClientError as error:
-            if status_of(error) in (404, 412, 416):
-                self.require()
-                raise MediumDamaged(
-                    f"{self.name}: {key} is not the object any more that was stored", subject=self.name
-                ) from error
-            raise as_destination_error(error, self.name, f"get {key}") from error
-        except FAULTS as error:
-            raise as_destination_error(error, self.name, f"get {key}") from error
+        while done < len(into):
+            before = done
+            try:
+                self._backoff.run(request, Cancel())
+            except FAULTS as error:
+                if done > before and is_passing(error):
+                    continue
+                if status_of(error) in (404, 412, 416):
+                    self.require()
+                    raise MediumDamaged(
+                        f"{self.name}: {key} is not the object any more that was stored", subject=self.name
+                    ) from error
+                raise as_destination_error(error, self.name, f"get {key}") from error
 
     def send_part(
         self,

@@ -9,7 +9,7 @@ from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.s3.bucket import Bucket
 from nightferry.destination.s3.probe import SCRATCH, checks_checksums, honours_conditions
 from nightferry.errors import DestinationError
-from nightferry.model.destinations import Lock
+from nightferry.model.destinations import ARCHIVE_CLASSES, Lock
 from nightferry.model.findings import Finding
 from nightferry.units import counted, format_duration
 
@@ -18,7 +18,7 @@ LEFTOVER_AGE = timedelta(days=2)
 """An upload that was begun before and has not ended is no night's any more."""
 
 
-def look(bucket: Bucket, lock: Lock | None, clock: Clock) -> list[Finding]:
+def look(bucket: Bucket, lock: Lock | None, clock: Clock, storage_class: str | None = None) -> list[Finding]:
     """Every finding. Writes the scratch object and removes it; what the store does not honour is said."""
     name = bucket.name
     try:
@@ -35,6 +35,16 @@ def look(bucket: Bucket, lock: Lock | None, clock: Clock) -> list[Finding]:
                 "note",
                 f"destination {name} does not check CRC64NVME: every copy is read back instead",
                 "reading back needs the right to read, and may cost",
+            )
+        )
+    if not checked and storage_class in ARCHIVE_CLASSES:
+        found.append(
+            Finding(
+                "NF-S3-010",
+                "warn",
+                f"destination {name} does not check CRC64NVME, and {storage_class} is not read back: no copy there "
+                "becomes verified",
+                "leave storage_class out and let a lifecycle rule archive what was read back",
             )
         )
     if not conditional:

@@ -6,13 +6,23 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import SIDE_FILES, Found, Leftover, Locked, Outgoing, Receipt
+from nightferry.destination.base import (
+    SIDE_FILES,
+    Archived,
+    Found,
+    Leftover,
+    Locked,
+    Outgoing,
+    Receipt,
+)
 from nightferry.destination.copies import (
     COPY,
+    CRC,
     META,
     Lanes,
     ObjectLane,
@@ -26,6 +36,7 @@ from nightferry.destination.copies import (
     watched,
 )
 from nightferry.destination.s3 import expiry
+from nightferry.destination.s3.archive import archived, ask
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.bucket import Bucket, proof
 from nightferry.destination.s3.check import look
@@ -35,8 +46,8 @@ from nightferry.destination.s3.parts import Memory, crc64, crc_text, joined_crc
 from nightferry.destination.s3.probe import checks_checksums
 from nightferry.destination.s3.reader import READ_AHEAD_BYTES, ObjectReader
 from nightferry.destination.s3.upload import Stored, Uploader
-from nightferry.errors import Cancelled, DestinationError, MediumDamaged, NightferryError
-from nightferry.model.destinations import Lock, S3Settings
+from nightferry.errors import Cancelled, DestinationError, MediumDamaged, NeedsRecall, NightferryError
+from nightferry.model.destinations import Lock, Recall, S3Settings
 from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
@@ -46,6 +57,7 @@ CATALOGS_KEPT = 3
 DEFAULT_LANES = 4
 _MOST_BYTES = {"index": GIB, "chunks": 256 * MIB, META: MIB, COPY: 64 * KIB}
 """Beyond these a side file makes no sense and is not read."""
+_AS_EVER = Recall()
 
 _backoffs: dict[str, Backoff] = {}
 _backoffs_lock = threading.Lock()
@@ -72,6 +84,7 @@ def open_s3(
         lanes=lanes,
         lock=settings.lock,
         storage_class=settings.storage_class,
+        recall=settings.recall,
         clock=clock,
         remover=remover_of(settings, clock, read_timeout_s),
     )
@@ -111,6 +124,7 @@ class S3Destination:
         lanes: Images written at once.
         lock: Object lock of all that belongs to a copy.
         storage_class: Of the data.
+        recall: How what lies in an archived class is asked for.
         clock: The lock's days count from its now.
         remover: Who removes what has expired; None: the key that writes.
     """
@@ -123,6 +137,7 @@ class S3Destination:
         lanes: int = DEFAULT_LANES,
         lock: Lock | None = None,
         storage_class: str | None = None,
+        recall: Recall = _AS_EVER,
         clock: Clock = SYSTEM_CLOCK,
         remover: Remover | None = None,
     ) -> None:
@@ -132,6 +147,7 @@ class S3Destination:
         self._lanes = Lanes(lanes)
         self._lock = lock
         self._storage_class = storage_class
+        self._recall = recall
         self._clock = clock
         self._read_ahead = Memory(READ_AHEAD_BYTES)
 
@@ -144,7 +160,7 @@ class S3Destination:
         return self._lanes.count
 
     def check(self) -> list[Finding]:
-        return look(self._bucket, self._lock, self._clock)
+        return look(self._bucket, self._lock, self._clock, self._storage_class)
 
     @contextmanager
     def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[ObjectLane]:
@@ -156,7 +172,7 @@ class S3Destination:
         image = safe_name(outgoing.image)
         folder = f"images/{image}"
         try:
-            whole = self._copy_of(image)
+            whole, _ = self._copy_of(image)
         except Forbidden:
             whole = None
             self._write(f"{folder}/{COPY}", json.dumps({"image": image, "unfinished": epoch}).encode())
@@ -177,6 +193,8 @@ class S3Destination:
             for name in SIDE_FILES:
                 if name != META:
                     self._write(f"{folder}/{name}", outgoing.side_files[name], cancel)
+            if stored.verified:
+                said[CRC] = crc_text(stored.crc)
             self._write(f"{folder}/{COPY}", json.dumps(said).encode(), cancel)
             self._write(f"{folder}/{META}", outgoing.side_files[META], cancel)
         except NightferryError as error:
@@ -264,23 +282,28 @@ class S3Destination:
         for name in expiry.NAMES:
             self._bucket.delete(f"images/{image}/{name}")
 
-    def _copy_of(self, image: str, seen_by: Bucket | None = None) -> dict[str, Any] | None:
-        """``copy.json`` of a whole copy; None when the image is not here or not whole."""
+    def _copy_of(self, image: str, seen_by: Bucket | None = None) -> tuple[dict[str, Any] | None, bool]:
+        """``copy.json`` of a whole copy, None when the image is not here or not whole; and whether its data is
+        still what the store compared with our checksum."""
         folder, bucket = f"images/{image}", seen_by or self._bucket
         text = bucket.get(f"{folder}/{COPY}", _MOST_BYTES[COPY])
         said = None if text is None else parse_about(image, text)
         if said is None or bucket.head(f"{folder}/{META}") is None:
-            return None
+            return None, False
         data = bucket.head(f"{folder}/{data_name(said)}")
-        return said if data is not None and data.size_bytes == said["size_bytes"] else None
+        if data is None or data.size_bytes != said["size_bytes"]:
+            return None, False
+        return said, bool(data.crc) and data.crc == said.get(CRC)
 
     def find(self, image: str, epoch: int) -> Receipt | None:
         """See ``Destination.find``. A key that may not read finds nothing."""
         try:
-            said = self._copy_of(safe_name(image))
+            said, proved = self._copy_of(safe_name(image))
         except Forbidden:
             return None
-        return receipt_of(said) if said is not None and said["epoch"] == epoch else None
+        if said is None or said["epoch"] != epoch:
+            return None
+        return replace(receipt_of(said), verified=proved)
 
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
@@ -290,7 +313,27 @@ class S3Destination:
         if head is None or head.size_bytes != size_bytes:
             found = "is not there" if head is None else f"has {head.size_bytes} bytes"
             raise MediumDamaged(f"{self.name}: {path} {found}, {size_bytes} were recorded", subject=image)
+        away = archived(self._bucket, path, head, self._recall)
+        if away is not None:
+            raise NeedsRecall(
+                f"{self.name}: {path} lies in {away.storage_class} and must be recalled before it is read",
+                subject=image,
+            )
         yield ObjectReader(self._bucket, path, head, memory=self._read_ahead)
+
+    def archived(self, location: Mapping[str, Any]) -> Archived | None:
+        """See ``Recalls.archived``. What is not there is not archived; ``open`` says more."""
+        path = f"images/{place_of(location)[0]}/{data_name(location)}"
+        head = self._bucket.head(path)
+        return None if head is None else archived(self._bucket, path, head, self._recall)
+
+    def recall(self, location: Mapping[str, Any]) -> None:
+        """See ``Recalls.recall``."""
+        path = f"images/{place_of(location)[0]}/{data_name(location)}"
+        head = self._bucket.head(path)
+        if head is None:
+            raise MediumDamaged(f"{self.name}: {path} is not there", subject=self.name)
+        ask(self._bucket, path, head, self._recall)
 
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
         if name not in SIDE_FILES:
@@ -313,14 +356,14 @@ class S3Destination:
 
     def leftovers(self, before: datetime) -> Iterator[Leftover]:
         bucket = self._remover.bucket
-        return expiry.leftovers(bucket, lambda image: self._copy_of(image, bucket), before)
+        return expiry.leftovers(bucket, lambda image: self._copy_of(image, bucket)[0], before)
 
     def clear(self, leftover: Leftover) -> None:
         expiry.clear(self._remover.bucket, leftover)
 
     def scan(self) -> Iterator[Found]:
         for image in self._bucket.folders("images"):
-            said = self._copy_of(safe_name(image))
+            said, _ = self._copy_of(safe_name(image))
             meta = None if said is None else self._bucket.get(f"images/{image}/{META}", _MOST_BYTES[META])
             if said is not None and meta is not None:
                 yield Found(image, said["epoch"], location_of(said), meta)

@@ -39,6 +39,8 @@ _HINTS = {
     "NoSuchBucket": "make the bucket, or correct the url",
     "AccessDenied": "give the key the right; docs/s3.md lists which are needed",
     "InvalidObjectState": "the object is archived: recall it first",
+    "GlacierExpeditedRetrievalNotAvailable": "no expedited recall can be had now; set recall's tier to standard",
+    "MethodNotAllowed": "this store cannot do that",
 }
 
 

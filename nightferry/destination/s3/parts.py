@@ -18,7 +18,7 @@ PART_BYTES = 16 * MIB
 SMALLEST_PART, LARGEST_PART = 5 * MIB, 5 << 30
 """S3's limits; the last part may be smaller. Source: Amazon S3 user guide, multipart upload limits."""
 MOST_PARTS = 10_000
-MEMORY_BYTES = 128 * MIB
+MEMORY_BYTES = 96 * MIB
 """All part buffers of a destination together, however large the images and however many go up at once."""
 
 

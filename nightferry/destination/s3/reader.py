@@ -13,6 +13,8 @@ from nightferry.units import MIB
 
 RANGE_BYTES = 16 * MIB
 """Bytes of one request of a stream: each costs the client two milliseconds beside them."""
+SHORT_BYTES = 4 * MIB
+"""The same where the others took all memory: a stream always has so much."""
 RANGES = 4
 """Ranges of one stream under way at once."""
 READ_AHEAD_BYTES = 64 * MIB
@@ -26,8 +28,8 @@ class ObjectReader:
         bucket: Where it is.
         path: Below the prefix.
         head: What it said when it was opened.
-        memory: Of all readers of the destination. A stream has one range whatever the others took; further
-            ones are read ahead while there is room.
+        memory: Of all readers of the destination. A stream has one short range whatever the others took;
+            long ones, and several at once, are read while there is room.
         range_bytes: Of a stream's requests.
     """
 
@@ -56,31 +58,36 @@ class ObjectReader:
         return self._stream(offset, length)
 
     def _stream(self, offset: int, length: int) -> Iterator[memoryview]:
-        ranges = deque(
-            (start, min(self._range_bytes, offset + length - start))
-            for start in range(offset, offset + length, self._range_bytes)
-        )
-        size = min(self._range_bytes, length)
+        end = offset + length
         ahead: deque[tuple[bytearray, Future[memoryview]]] = deque()
         try:
             with ThreadPoolExecutor(RANGES, thread_name_prefix="s3-range") as threads:
                 try:
-                    while ranges or ahead:
-                        while ranges and len(ahead) < RANGES:
-                            buffer = self._memory.take_now(size, owed=not ahead)
+                    while offset < end or ahead:
+                        while offset < end and len(ahead) < RANGES:
+                            buffer = self._buffer(end - offset, owed=not ahead)
                             if buffer is None:
                                 break
-                            start, count = ranges.popleft()
-                            into = memoryview(buffer)[:count]
-                            ahead.append((buffer, threads.submit(self._get, start, into)))
+                            ahead.append((buffer, threads.submit(self._get, offset, memoryview(buffer))))
+                            offset += len(buffer)
                         yield ahead[0][1].result()
-                        self._memory.give(ahead.popleft()[0], size)
+                        self._give(ahead.popleft()[0])
                 finally:
                     for _, piece in ahead:
                         piece.cancel()
         finally:
             for buffer, _ in ahead:
-                self._memory.give(buffer, size)
+                self._give(buffer)
+
+    def _buffer(self, left: int, *, owed: bool) -> bytearray | None:
+        """Room for the next range; when all is taken a short one, if the stream would else stand still."""
+        buffer = self._memory.take_now(min(self._range_bytes, left))
+        if buffer is None and owed:
+            buffer = self._memory.take_now(min(SHORT_BYTES, self._range_bytes, left), owed=True)
+        return buffer
+
+    def _give(self, buffer: bytearray) -> None:
+        self._memory.give(buffer, len(buffer))
 
     def _get(self, offset: int, into: memoryview) -> memoryview:
         self._bucket.get_range(self._path, offset, into, self._head.etag, self.size_bytes)

@@ -98,24 +98,7 @@ class Cartridge:
         Raises:
             MediumDamaged: the tape ends before it.
         """
-        at = self.drive.position()
-        if at == Position(file, record):
-            return
-        if at.file != file or at.record > record:
-            if at.file >= file:
-                self.drive.rewind()
-                at = Position(0, 0)
-            missing = file - at.file - self.drive.space_filemarks(file - at.file)
-            if missing:
-                raise MediumDamaged(
-                    f"{self.barcode} ends after {file - missing} tape files, before tape file {file}",
-                    subject=self.barcode,
-                )
-            at = Position(file, 0)
-        if record > at.record and self.drive.space_records(record - at.record) != record - at.record:
-            raise MediumDamaged(
-                f"tape file {file} of {self.barcode} ends before record {record}", subject=self.barcode
-            )
+        self.drive.locate(Position(file, record))
 
     def trailer(self, file: int) -> tuple[Trailer, dict[str, bytes]]:
         """The whole trailer in a tape file, with its members.

@@ -10,6 +10,11 @@ from nightferry.destination.tape.drive import TapeDrive
 
 ElementKind = Literal["slot", "drive", "port"]
 
+UNREADABLE = "?"
+"""Stands for a barcode that cannot be read, or that cannot be the name of a cartridge."""
+
+BARCODE = r"[A-Za-z0-9][A-Za-z0-9_$.+%-]{0,31}"
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -24,7 +29,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A place and what is in it. ``barcode`` is empty when nothing is, ``?`` when it cannot be read.
+    """A place and what is in it. ``barcode`` is empty when nothing is, ``UNREADABLE`` when it
+    cannot be read.
 
     ``home`` is the slot the cartridge came from, where the changer remembers it.
     """

@@ -7,6 +7,7 @@ one thread at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -21,6 +22,14 @@ LONGEST_RECORD = (16 << 20) - 1
 
 class EndOfMedium(MediumFull):
     """The hard end of the tape: the record was not written."""
+
+
+Waiting = Callable[[str], None]
+"""Called about every second with what a drive waits for; raises to give the wait up."""
+
+
+def no_waiting(what: str) -> None:
+    """Nobody listens, and nobody stops it."""
 
 
 class Mark(Enum):
@@ -57,11 +66,11 @@ class TapeDrive(Protocol):
 
     def is_loaded(self) -> bool: ...
 
-    def load(self) -> None:
+    def load(self, waiting: Waiting = no_waiting) -> None:
         """Makes the cartridge the changer put in ready, rewound. Nothing to do when it is ready.
 
-        With a cleaning cartridge the drive cleans itself: on return that is done, nothing is loaded, and the
-        changer can take the cartridge out.
+        That can take minutes, with a new cartridge two hours. With a cleaning cartridge the drive cleans itself:
+        on return that is done, nothing is loaded, and the changer can take the cartridge out.
 
         Raises:
             Unavailable: the drive is empty or does not become ready.
@@ -86,6 +95,14 @@ class TapeDrive(Protocol):
     def rewind(self) -> None: ...
 
     def position(self) -> Position: ...
+
+    def locate(self, target: Position) -> None:
+        """Goes to a place that the caller knows to be there, the fastest way the drive has.
+
+        Raises:
+            MediumDamaged: the tape ends before it. A drive that cannot tell may stand elsewhere instead: what
+                is read there must be checked.
+        """
 
     def space_filemarks(self, count: int) -> int:
         """Moves behind the next ``count`` filemarks; returns how many there were. Fewer: the tape stands at

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from nightferry.destination.tape.changer import UNREADABLE
 from nightferry.model.records import CartridgeRecord
 
 WRITING = "being written"
@@ -33,7 +34,9 @@ class Pool:
     wait_for_media_s: float = 8 * 3600.0
 
     def holds(self, barcode: str) -> bool:
-        return any(fnmatch.fnmatchcase(barcode, pattern) for pattern in self.barcodes)
+        return barcode != UNREADABLE and any(
+            fnmatch.fnmatchcase(barcode, pattern) for pattern in self.barcodes
+        )
 
     def in_order(self, barcodes: Iterable[str], records: Mapping[str, CartridgeRecord]) -> list[str]:
         """The cartridges that may be written, best first: the fullest appendable one, then blank, then

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nightferry.destination.failure import os_errors
-from nightferry.destination.tape.changer import Address, Element
+from nightferry.destination.tape.changer import BARCODE, Address, Element
 from nightferry.destination.tape.drive import RECORD_BYTES
 from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
 from nightferry.destination.tape.lock import FileLock, locked, try_lock
@@ -21,7 +21,6 @@ from nightferry.units import format_size
 
 _FORMAT = {"format": "nightferry-virtual-library", "version": 1}
 SMALLEST_CARTRIDGE = 4 * RECORD_BYTES
-_BARCODE = r"[A-Za-z0-9][A-Za-z0-9_$.+%-]{0,31}"
 
 
 def reserve_bytes(cartridge_bytes: int) -> int:
@@ -262,7 +261,7 @@ _OURS = {"drives", "cartridges", "ports", "elements.json", "changer.lock"}
 
 
 def _check_barcode(barcode: str) -> None:
-    if not re.fullmatch(_BARCODE, barcode):
+    if not re.fullmatch(BARCODE, barcode):
         raise ConfigError(f"not a barcode: {barcode!r}", subject=barcode)
 
 

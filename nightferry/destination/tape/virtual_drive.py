@@ -11,7 +11,15 @@ from nightferry.destination.durable import (
     begin_writeback,
 )
 from nightferry.destination.failure import os_errors
-from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, EndOfMedium, Mark, Position
+from nightferry.destination.tape.drive import (
+    LONGEST_RECORD,
+    RECORD_BYTES,
+    EndOfMedium,
+    Mark,
+    Position,
+    Waiting,
+    no_waiting,
+)
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable, WriteProtected
 from nightferry.transfer.durable import replace_file, sync_folder, write_all
 
@@ -151,7 +159,7 @@ class VirtualDrive:
     def is_loaded(self) -> bool:
         return bool(self._barcode)
 
-    def load(self) -> None:
+    def load(self, waiting: Waiting = no_waiting) -> None:
         if self._barcode:
             return
         barcode = self._occupant()
@@ -207,6 +215,20 @@ class VirtualDrive:
     def position(self) -> Position:
         self._loaded()
         return Position(self._file, self._record)
+
+    def locate(self, target: Position) -> None:
+        self._loaded()
+        if target.file > len(self._files):
+            raise MediumDamaged(
+                f"{self._subject} ends after {len(self._files)} tape files, before tape file {target.file}",
+                subject=self._barcode,
+            )
+        self._file, self._record = target.file, 0
+        if self.space_records(target.record) != target.record:
+            raise MediumDamaged(
+                f"tape file {target.file} of {self._subject} ends before record {target.record}",
+                subject=self._barcode,
+            )
 
     def space_filemarks(self, count: int) -> int:
         self._loaded()

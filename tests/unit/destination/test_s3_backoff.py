@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 
@@ -91,3 +92,28 @@ def test_a_stop_ends_the_rest() -> None:
 
     with pytest.raises(Cancelled):
         backoff(clock).run(refused, cancel)
+
+
+def test_eight_streams_refused_at_once_rest_together_for_one_refusal() -> None:
+    clock = HandClock()
+    rests = backoff(clock)
+    together = threading.Barrier(8)
+    refused = set[int]()
+    again = list[float]()
+
+    def request() -> None:
+        if threading.get_ident() not in refused:
+            together.wait(30)
+            refused.add(threading.get_ident())
+            raise Refused
+        again.append(clock.monotonic())
+
+    began = clock.monotonic()
+    threads = [threading.Thread(target=rests.run, args=(request, Cancel())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(again) == 8
+    assert min(again) - began >= 0.12
+    assert rests.level == 0  # one refusal, then answers

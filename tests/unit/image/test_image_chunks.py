@@ -31,8 +31,11 @@ class Bytes:
         return self.data[offset : offset + length]
 
     def stream(self, offset: int, length: int) -> Iterator[memoryview]:
+        buffer = bytearray(self.piece)  # one for all pieces: each is valid until the next is asked for
         for at in range(offset, offset + length, self.piece):
-            yield memoryview(self.read(at, min(self.piece, offset + length - at)))
+            count = min(self.piece, offset + length - at)
+            buffer[:count] = self.read(at, count)
+            yield memoryview(buffer)[:count]
 
 
 def collect(got: bytearray, pieces: Iterator[memoryview]) -> None:

@@ -247,3 +247,17 @@ def test_random_bytes_do_not_shrink_and_text_does(plain: bytes) -> None:
     # A sixteenth of text among noise is more than 3 %, a sixty-fourth is less.
     assert shrinks([noise] * 15 + [bytes(256 << 10)])
     assert not shrinks([noise] * 63 + [bytes(256 << 10)])
+
+
+def test_frames_are_decoded_and_compared_before_they_go_out_where_that_is_asked(
+    plain: bytes, encoded: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert b"".join(encode([plain], 1, proved=True)) == b"".join(encode([plain], 1))
+
+    class Wrong:
+        def decompress(self, frame: bytes) -> bytes:
+            return bytes(4)
+
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Wrong)
+    with pytest.raises(IntegrityError, match="does not give back what it was given"):
+        list(encode([plain], 1, proved=True))

@@ -176,15 +176,13 @@ def test_kinds_of_later_releases_parse_and_are_named_before_they_are_used():
     site = parse_site(CONTRACT + LATER)
     missing = "\n".join(site.undelivered())
     for place in (
-        "destinations[l700].library.kind: iscsi",
-        "destinations[l701].library.kind: scsi",
         "destinations[l702].library.kind: ndmp",
         "groups[PG1].postgres",
         "groups[NAS].stores[home].kind: ndmp",
         "groups[NAS].stores[erp].kind: command",
     ):
         assert place in missing
-    with pytest.raises(NotInThisRelease, match="iscsi libraries") as refused:
+    with pytest.raises(NotInThisRelease, match="ndmp libraries") as refused:
         site.require_delivered()
     assert refused.value.exit_code == 2
 
@@ -528,6 +526,49 @@ FOLDER = '[[destinations]]\nname = "second"\nkind = "fsspec"\nurl = "{}"\n'
 )
 def test_a_destination_has_a_place_of_its_own_that_stays(text, said):
     assert said in refusal(CONTRACT + text).message
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://bucket/x", 'second].url: a bucket is a destination of kind = "s3"'),
+        ("s3a://bucket/x", 'second].url: a bucket is a destination of kind = "s3"'),
+        ("local:///srv/x", "second].url: write file:///"),
+        ("sftp://me:HUNTER2@host/x", "second].url: a password is never written into a URL"),
+        ("simplecache::sftp://host/x", "second].url: not a URL"),
+    ],
+)
+def test_a_url_that_another_key_or_kind_serves_is_refused(url, said):
+    message = refusal(CONTRACT + FOLDER.format(url)).message
+    assert said in message
+    assert "HUNTER2" not in message
+
+
+def test_any_other_url_is_in_this_release():
+    text = (
+        CONTRACT
+        + FOLDER.format("sftp://me@host:2222/x")
+        + 'options = { client_keys = "file:/k", port = 22 }\n'
+    )
+    second = parse_site(text).destination("second")
+    assert (second.scheme, second.options) == ("sftp", {"client_keys": "file:/k", "port": 22})
+    assert not [u for u in parse_site(text).undelivered() if "second" in u]
+
+
+def test_a_recall_has_a_tier_days_and_an_end():
+    endpoint = 'endpoint = "http://127.0.0.1:18333"'
+    said = parse_site(CONTRACT).destination("cloud").recall
+    assert (said.tier, said.days, said.wait) == ("standard", 3, 48 * 3600)
+    given = f'{endpoint}\nrecall = {{ tier = "bulk", days = 9, wait = "3d" }}\nstorage_class = "DEEP_ARCHIVE"'
+    cloud = parse_site(CONTRACT.replace(endpoint, given)).destination("cloud")
+    assert (cloud.recall.tier, cloud.recall.days, cloud.recall.wait) == ("bulk", 9, 3 * 86400)
+    assert cloud.archives
+    for wrong, says in [
+        (given.replace("bulk", "expedited"), "recall.tier: DEEP_ARCHIVE knows no expedited recall"),
+        (given.replace("bulk", "slow"), "recall.tier: must be"),
+        (given.replace("days = 9", "days = 0"), "recall.days"),
+    ]:
+        assert says in refusal(CONTRACT.replace(endpoint, wrong)).message
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from nightferry.plan.restore_order import (
     Speed,
     choose_copies,
     order_reads,
+    recalled_last,
 )
 from nightferry.units import GIB, MIB
 
@@ -94,3 +95,15 @@ def test_reads_go_forward_and_near_ranges_become_one() -> None:
         (151, 1),
     ]
     assert order_reads([]) == []
+
+
+def test_what_must_be_recalled_comes_after_everything_else_a_suspect_copy_too() -> None:
+    copies = [copy("cloud"), copy("tape", "suspect"), copy("folder")]
+    choices = choose_copies(image(), copies, True, SPEEDS)
+    seen = recalled_last(choices, ["cloud", STAGING])
+    assert [(c.source, c.needs_recall) for c in seen] == [
+        (STAGING, False),
+        ("folder", False),
+        ("tape", False),
+        ("cloud", True),
+    ]

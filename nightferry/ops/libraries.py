@@ -1,0 +1,70 @@
+"""Tape libraries as the site file names them, opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+from nightferry.clock import Clock
+from nightferry.destination.tape.changer import Library
+from nightferry.errors import NotInThisRelease
+from nightferry.model.destinations import IscsiLibrary, NdmpLibrary, ScsiLibrary, VirtualLibrary
+from nightferry.model.destinations import Library as LibrarySettings
+from nightferry.model.secrets import resolve_secret
+
+if TYPE_CHECKING:
+    from nightferry.destination.tape.scsi_open import Options
+
+HOST_LOCKS = Path("/run/lock")
+"""Where processes of this host find each other's locks, whatever site they work for (FHS 3.0 §3.15)."""
+
+
+def open_library(settings: LibrarySettings, shared_locks: Path | None, clock: Clock) -> Library:
+    """Opens a library.
+
+    Args:
+        settings: What the site file says of it.
+        shared_locks: A folder that all hosts of the site share, for the locks of real drives; None: there is
+            none, and only processes of this host keep out of each other's way.
+        clock: Time.
+
+    Raises:
+        ConfigError: what is there is not what the site file says.
+        DestinationError: it does not answer.
+    """
+    match settings:
+        case VirtualLibrary():
+            from nightferry.destination.tape.virtual import open_virtual
+
+            return open_virtual(
+                settings.path, settings.drives, settings.slots, settings.cartridge_bytes, settings.ports
+            )
+        case IscsiLibrary():
+            from nightferry.destination.tape.scsi_open import open_iscsi
+            from nightferry.scsi.iscsi import Portal
+
+            password = resolve_secret(settings.password).get_secret_value() if settings.password else ""
+            portal = Portal(settings.portal, settings.target, settings.user, password, settings.initiator)
+            return open_iscsi(portal, settings.drives, _options(settings, shared_locks), clock)
+        case ScsiLibrary():
+            from nightferry.destination.tape.scsi_open import open_scsi
+
+            return open_scsi(settings.changer, settings.drives, _options(settings, shared_locks), clock)
+        case NdmpLibrary():
+            raise NotInThisRelease(f"libraries of kind {settings.kind!r} are not in this release")
+        case _:
+            assert_never(settings)
+
+
+def _options(settings: IscsiLibrary | ScsiLibrary, shared_locks: Path | None) -> Options:
+    from nightferry.destination.tape.scsi_open import Options
+
+    if shared_locks is not None:
+        shared_locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folders = (HOST_LOCKS, shared_locks)
+    return Options(
+        locks=tuple(folder for folder in folders if folder is not None),
+        elements=settings.elements,
+        cartridge_bytes=settings.cartridge_bytes,
+        reserve_bytes=settings.early_warning_reserve,
+    )

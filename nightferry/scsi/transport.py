@@ -1,0 +1,75 @@
+"""The one narrow seam to a SCSI device: a command descriptor block in, status, sense and data out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from nightferry.errors import PositionLost
+
+GOOD = 0x00
+CHECK_CONDITION = 0x02
+CONDITION_MET = 0x04
+BUSY = 0x08
+RESERVATION_CONFLICT = 0x18
+TASK_SET_FULL = 0x28
+TASK_ABORTED = 0x40
+"""Status codes (SAM-5 §5.3.1)."""
+
+
+class Indeterminate(PositionLost):
+    """A command was sent and its outcome is not known: it may have been done.
+
+    It must not be sent again: who asked looks at the medium first.
+    """
+
+    default_hint = "what became of the last command is read back from the medium; nothing is sent twice"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a device said: the status byte, raw sense data (empty unless CHECK CONDITION), data it sent.
+
+    ``data`` may be the transport's own buffer: it is good until the next command.
+    """
+
+    status: int
+    sense: bytes = b""
+    data: bytes | memoryview = b""
+
+
+class Transport(Protocol):
+    """A way to one logical unit. One thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """How an operator knows the device."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that one command can carry."""
+
+    def execute(
+        self,
+        cdb: bytes,
+        *,
+        data_out: bytes | memoryview | None = None,
+        data_in_len: int = 0,
+        timeout_s: float,
+    ) -> Answer:
+        """Sends a command and waits for its end.
+
+        Args:
+            cdb: The command.
+            data_out: What it sends along.
+            data_in_len: How many bytes it may answer; never together with ``data_out``. ``Answer.data`` is
+                as long, zero or stale behind what the device sent: how much counts is in the data or the sense.
+            timeout_s: How long the device has.
+
+        Raises:
+            Indeterminate: the time was up, or the connection broke, after the command had been sent.
+            Unavailable: the device could not be reached; nothing was sent.
+        """
+
+    def close(self) -> None:
+        """Lets the device go; the next command reaches for it again."""
