@@ -36,6 +36,7 @@ from nightferry.model.records import (
 )
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.outlook import (
+    LEFTOVER_AGE,
     CopyOutlook,
     LeftoverOutlook,
     Outlook,
@@ -348,12 +349,19 @@ def _free(opened: OpenSite, image: ImageRecord, reason: str) -> None:
 
 
 def _remember_gone(opened: OpenSite, done: Expiry) -> None:
-    """An image without a copy that staging lost rather than freed is not listed for ever."""
+    """An image of which nothing is left is not listed for ever because a copy of it never arrived, or because
+    staging lost it rather than freed it."""
     opened.catalog.refresh()
+    long_ago = opened.clock.now() - LEFTOVER_AGE
     for image in {row.image.image: row.image for row in done.copies if row.fate == "expired"}.values():
-        states = {copy.state for copy in opened.catalog.all_copies(image.image)}
-        nowhere = states <= {"expired", "lost"} and is_here(opened, image) and not opened.is_staged(image)
-        if nowhere and not opened.catalog.freed(image.image):
+        copies = opened.catalog.all_copies(image.image)
+        cut_off = [copy for copy in copies if copy.state == "writing" and copy.started < long_ago]
+        left = [copy for copy in copies if copy.state not in ("expired", "lost") and copy not in cut_off]
+        if left or opened.is_staged(image) or not is_here(opened, image):
+            continue
+        for copy in cut_off:
+            opened.catalog.append(copy.model_copy(update={"state": "lost", "note": "it never arrived"}))
+        if not opened.catalog.freed(image.image):
             _free(opened, image, "its last copy has expired, and staging does not have it")
 
 

@@ -316,6 +316,17 @@ def test_a_hold_that_comes_while_it_expires_is_heard(aged: Aged, monkeypatch: py
         assert image(10) in folder_copies(site.objects)
 
 
+def test_an_image_whose_other_copy_never_arrived_and_that_staging_lost_is_listed_no_more(aged: Aged) -> None:
+    site, clock = aged(copies=("folder",))
+    with site.open(clock) as opened:
+        lost, tape = opened.catalog.image(image(10)), opened.catalog.copies(image(10))[1]
+        opened.catalog.append(tape.model_copy(update={"state": "writing", "epoch": 2, "location": {}}))
+        opened.catalog.append(tape.model_copy(update={"state": "lost"}))
+        run_expire(opened)
+        assert opened.catalog.expired(lost.image)
+        assert {c.state for c in opened.catalog.all_copies(lost.image)} == {"expired", "lost"}
+
+
 def test_a_destinations_own_retention_is_its_own(aged: Aged) -> None:
     site, clock = aged()
     text = site.file.read_text().replace(
