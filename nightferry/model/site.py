@@ -19,6 +19,7 @@ from nightferry.model.destinations import (
     Retention,
     S3Access,
     S3Settings,
+    SiteRetention,
     TapeSettings,
 )
 from nightferry.model.fields import (
@@ -136,7 +137,7 @@ class Site(Section):
     groups: tuple[Group, ...]
     destinations: tuple[Destination, ...] = ()
     ndmp_servers: tuple[NdmpServer, ...] = ()
-    retention: Retention = Retention()
+    retention: SiteRetention = SiteRetention()
 
     @property
     def name(self) -> str:

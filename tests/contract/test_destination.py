@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -495,6 +496,24 @@ def test_a_removed_copy_is_not_found_where_room_comes_back_at_once(place: Place)
         assert destination.find("i1", 1) is None
         with pytest.raises(MediumDamaged), destination.open(receipt.location):
             pass
+
+
+def test_an_expired_copy_leaves_nothing_and_expires_again_without_complaint(place: Place) -> None:
+    destination = place.again()
+    kept = put(destination, Image("i2", random_bytes(2, MIB)))
+    receipt = put(destination, Image("i1", random_bytes(1, MIB)))
+    assert destination.locked(receipt.location) is None
+    for _ in range(2):
+        assert destination.expire(receipt.location) == ""
+    if place.kind != "tape":
+        assert [found.image for found in destination.scan()] == ["i2"]
+    assert len(read_all(destination, kept)) == MIB
+
+
+def test_whole_copies_are_no_leftovers_however_old(place: Place) -> None:
+    destination = place.again()
+    put(destination, Image("i1", random_bytes(1, MIB)))
+    assert list(destination.leftovers(datetime.now(UTC) + timedelta(days=400))) == []
 
 
 def test_a_flipped_byte_reaches_the_caller_who_compares(place: Place) -> None:
