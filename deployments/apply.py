@@ -24,6 +24,7 @@ from prefect.workers.process import ProcessWorker
 import flows
 from blocks.site import Site
 from nightferry.errors import ConfigError
+from nightferry.model.destinations import TapeSettings
 from nightferry.model.load import LoadedSite
 from nightferry.model.site import Site as SiteModel
 from nightferry.ops.surroundings import is_beyond_loopback
@@ -146,6 +147,23 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             "Removes the copies that the retention does not keep.",
             {"destination": destinations},
             schedules=_daily(site.retention.expire_at),
+        ),
+        *(_media(name, [d.name for d in site.destinations if isinstance(d, TapeSettings)])),
+    ]
+
+
+def _media(name: str, libraries: list[str]) -> list[Planned]:
+    """What only a site with a tape library has."""
+    if not libraries:
+        return []
+    choices = {"library": libraries}
+    return [
+        Planned("flows.media.media_inventory", "media-inventory", name, "What cartridge is where.", choices),
+        Planned(
+            "flows.media.media_import", "media-import", name, "Takes in what lies in the ports.", choices
+        ),
+        Planned(
+            "flows.media.media_export", "media-export", name, "Carries cartridges to the ports.", choices
         ),
     ]
 

@@ -45,6 +45,7 @@ VERBS = (
     Verb("media", "media:app", "Look after cartridges."),
     Verb("selection", "selection:app", "Show and fix a storage group's stores."),
     Verb("cluster", "cluster:app", "Show who owns what; move a BACK group."),
+    Verb("catalog", "catalog:app", "Make the catalog anew from media."),
     Verb("tune", "tune:tune", "Measure a disk and propose staging settings."),
     Verb("deploy", "deploy:deploy", "Publish the site as Prefect deployments."),
     Verb("server", "server:app", "The site's own background Prefect server."),
@@ -53,7 +54,6 @@ VERBS = (
     Verb("plan", "later:plan", "Predict tonight's window.", False),
     Verb("ndmp", "later:ndmp", "Look at a NAS.", False),
     Verb("log", "later:log", "Look at a storage group's log.", False),
-    Verb("catalog", "later:catalog", "Rebuild the catalog from media.", False),
 )
 """Every verb, in the order that help shows."""
 

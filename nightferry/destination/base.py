@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from nightferry.errors import NotInThisRelease
 from nightferry.model.findings import Finding
-from nightferry.model.records import CartridgeRecord
+from nightferry.model.records import CartridgeRecord, DriveRecord, Streamed
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
@@ -84,6 +84,8 @@ class Receipt:
     verified: bool = False
     """True only when the destination's own full checksum equals ours, or every byte was read back."""
     notes: tuple[str, ...] = field(default=())
+    streamed: Streamed | None = None
+    """How it went through a tape drive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,17 @@ class Destination(Protocol):
     def put_catalog(self, name: str, data: bytes) -> None:
         """Keeps a copy of the catalog; the newest few are kept."""
 
+    def catalog_copies(self) -> list[str]:
+        """Names of the copies of the catalog that are here, those with the latest name first, found from the
+        medium alone."""
+
+    def get_catalog(self, name: str) -> bytes:
+        """One of ``catalog_copies``.
+
+        Raises:
+            MediumDamaged: it cannot be read back as it was written.
+        """
+
     def close(self) -> None:
         """Gives every lease and lock back and unloads what it loaded. May be called twice."""
 
@@ -247,5 +260,6 @@ class Register(Protocol):
     def cartridge(self, barcode: str) -> CartridgeRecord | None: ...
     def cartridges(self) -> list[CartridgeRecord]: ...
     def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None: ...
+    def record_drive(self, drive: DriveRecord) -> None: ...
     def live_images(self, barcode: str) -> list[str]:
         """Images with a copy here that is neither lost nor expired: the cartridge must not be overwritten."""

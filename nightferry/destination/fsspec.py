@@ -289,6 +289,14 @@ class FsspecDestination:
         for old in kept[:-CATALOGS_KEPT]:
             self._objects.remove(f"catalog/{old}")
 
+    def catalog_copies(self) -> list[str]:
+        self._require()
+        return sorted(self._objects.names("catalog"), reverse=True)
+
+    def get_catalog(self, name: str) -> bytes:
+        self._require()
+        return self._objects.read(f"catalog/{safe_name(name)}")
+
     def close(self) -> None:
         self._objects.close()
 

@@ -23,7 +23,7 @@ from nightferry.model.fields import (
     Url,
     Words,
 )
-from nightferry.units import GIB, KIB
+from nightferry.units import GIB, KIB, MIB
 
 _COMPRESSION = re.compile(r"zstd(:([1-9]|1[0-9]))?")
 _ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
@@ -234,13 +234,13 @@ class TapeSettings(_DestinationBase):
     kind: Literal["tape"]
     library: Library
     pool: Pool = Pool()
+    buffer_bytes: Annotated[Size, Field(ge=2 * MIB, le=4 * GIB)] = 32 * MIB
+    """Of each drive: what is read ahead of it, so that it streams."""
 
 
-class S3Settings(_DestinationBase):
-    """An object store that speaks S3. What is not given here follows boto3's own chain."""
+class S3Access(Section):
+    """How an S3 store is reached. What is not given here follows boto3's own chain."""
 
-    kind: Literal["s3"]
-    url: Url
     endpoint: Url | None = None
     region: str | None = None
     profile: str | None = None
@@ -249,6 +249,13 @@ class S3Settings(_DestinationBase):
     secret_key: SecretRef | None = None
     path_style: bool | None = None
     """``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: with an endpoint of one's own."""
+
+
+class S3Settings(_DestinationBase, S3Access):
+    """An object store that speaks S3."""
+
+    kind: Literal["s3"]
+    url: Url
     max_parts: Annotated[int, Field(strict=True, ge=100, le=10_000)] = 10_000
     """Parts of one upload that the provider takes; some take 1,000."""
     storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None

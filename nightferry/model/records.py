@@ -201,6 +201,19 @@ class OwnerRecord(Record):
         return self.back_group
 
 
+class Streamed(BaseModel):
+    """How a copy went through its drive. ``seconds``: from its first record to the last acknowledgement, without
+    changes of cartridges; ``waits``: how often the drive had nothing to write before the end, ``repositions``: those
+    waits that a drive's own buffer does not bridge."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    size_bytes: int
+    seconds: float
+    waits: int = 0
+    waited_s: float = 0.0
+    repositions: int = 0
+
+
 class ConstraintRecord(Record):
     """What a move of ours put into the cluster to keep a group where it sent it.
 
@@ -245,6 +258,8 @@ class CopyRecord(Record):
     ended: AwareDatetime | None = None
     verified: AwareDatetime | None = None
     note: str = ""
+    streamed: Streamed | None = None
+    """Of a copy on tape that this process wrote."""
 
     @property
     def subject(self) -> str:
@@ -271,10 +286,62 @@ class CartridgeRecord(Record):
     images: tuple[str, ...] = ()
     at: AwareDatetime
     note: str = ""
+    mounts: int = 0
+    """How often it came out of a drive again."""
+    errors: int = 0
+    """How often reading or writing it failed."""
+    alerts: tuple[str, ...] = ()
+    """What the drive said when it left it last."""
+    written: AwareDatetime | None = None
+    """When an image or a label was last written to it."""
+    resumes: CartridgeState | None = None
+    """While ``offsite``: the state that it takes up again when it comes back."""
 
     @property
     def subject(self) -> str:
         return f"{self.destination}/{self.barcode}"
+
+
+class DriveRecord(Record):
+    """What a tape drive said of itself, or why it is not used."""
+
+    kind: ClassVar[str] = "drive"
+    destination: str
+    drive: int
+    state: Literal["ready", "wants cleaning", "cleaned", "set aside"]
+    alerts: tuple[str, ...] = ()
+    barcode: str = ""
+    """The cartridge that was in it."""
+    at: AwareDatetime
+    note: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"{self.destination}/drive {self.drive}"
+
+
+class LeaseRecord(Record):
+    """Who may run a BACK group, reads from its disk or moves it, where no lock of an operating system reaches
+    every node.
+
+    The newest one counts: what is in the log after it was written under it, and by nobody before it.
+    """
+
+    kind: ClassVar[str] = "lease"
+    back_group: str
+    what: str = ""
+    """Empty: the run lock; ``move``; ``reader-`` and a word of its own for each reader."""
+    state: Literal["held", "free"]
+    run: str
+    """Which run; for readers and movers what they are called."""
+    window: str
+    node: str
+    pid: int
+    since: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return f"{self.back_group}.{self.what}" if self.what else self.back_group
 
 
 class SelectionRecord(Record):
@@ -371,6 +438,8 @@ RECORDS: dict[str, type[Record]] = {
         ConstraintRecord,
         CopyRecord,
         CartridgeRecord,
+        DriveRecord,
+        LeaseRecord,
         SelectionRecord,
         FreedRecord,
         HoldRecord,

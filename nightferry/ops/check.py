@@ -187,7 +187,16 @@ def _same_disk(store: Any, staging: Path) -> bool:
 
 def _catalog(opened: OpenSite) -> Iterator[Finding]:
     path = opened.site.catalog_path
-    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+    if path is None:
+        from nightferry.ops.catalog_bucket import BucketStorage
+
+        storage = opened.catalog.storage
+        try:
+            if isinstance(storage, BucketStorage):
+                storage.require_claims()
+        except NightferryError as error:
+            yield Finding("NF-CAT-003", "fail", str(error), error.hint)
+    elif not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
         yield Finding(
             "NF-CAT-002", "fail", f"the catalog {path} cannot be written by this user", "give it to the user"
         )

@@ -57,6 +57,7 @@ CATALOGS_KEPT = 3
 DEFAULT_LANES = 4
 _MOST_BYTES = {"index": GIB, "chunks": 256 * MIB, META: MIB, COPY: 64 * KIB}
 """Beyond these a side file makes no sense and is not read."""
+_MOST_CATALOG_BYTES = 4 * GIB
 _AS_EVER = Recall()
 
 _backoffs: dict[str, Backoff] = {}
@@ -377,6 +378,16 @@ class S3Destination:
                 self._bucket.delete(path)
         except Forbidden:
             return
+
+    def catalog_copies(self) -> list[str]:
+        return sorted((path.rpartition("/")[2] for path, _ in self._bucket.objects("catalog")), reverse=True)
+
+    def get_catalog(self, name: str) -> bytes:
+        path = f"catalog/{safe_name(name)}"
+        data = self._bucket.get(path, _MOST_CATALOG_BYTES)
+        if data is None:
+            raise MediumDamaged(f"{self.name}: {path} is not there", subject=self.name)
+        return data
 
     def close(self) -> None:
         self._uploader.close()

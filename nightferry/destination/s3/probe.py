@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -104,3 +105,23 @@ def honours_conditions(bucket: Bucket) -> bool:
     }
     bucket.call("put_object", **scratch)
     return bucket.call("put_object", IfNoneMatch="*", unless=(409, 412), **scratch) is None
+
+
+def claims_once(bucket: Bucket) -> bool:
+    """Whether a name can be claimed with ``If-None-Match: *``: taken when it is free, refused when it is not.
+
+    The scratch object has a name of its own, so that any number of processes may ask at once; it is removed.
+
+    Raises:
+        DestinationError: the store cannot be asked.
+    """
+    path = f"{SCRATCH}-{secrets.token_hex(8)}"
+    scratch: dict[str, Any] = {"Key": bucket.key(path), "Body": _BYTES, **proof(_BYTES, checksums=False)}
+    refusals = (409, 412, 501)
+    bucket.call("put_object", IfNoneMatch="*", unless=refusals, **scratch)
+    try:
+        # Where the first one's answer was lost its second try was refused: what counts is that it is there.
+        there = bucket.head(path) is not None
+        return there and bucket.call("put_object", IfNoneMatch="*", unless=refusals, **scratch) is None
+    finally:
+        bucket.delete(path)

@@ -265,11 +265,47 @@ def test_a_command_cluster_says_what_is_run_and_how_it_is_read(keys, said):
         parse_site(text).require_delivered()
 
 
-def test_a_catalog_in_an_object_store_is_a_later_release():
-    site = parse_site(SMALL.replace("/srv/nightferry/catalog", "s3://bucket/catalog"))
-    assert site.undelivered() == ("site.catalog: a catalog in an object store",)
-    with pytest.raises(NotInThisRelease):
-        _ = site.catalog_path
+IN_A_BUCKET = SMALL.replace('"/srv/nightferry/catalog"', '"s3://bucket/catalog"').replace(
+    "[cluster]\n", '[cluster]\nstate_path = "/var/lib/nightferry/cluster.json"\n'
+)
+REACHED = """
+[site.catalog_s3]
+endpoint = "https://s3.example.org"
+region = "eu-central-1"
+access_key = "env:NF_KEY"
+secret_key = "file:/etc/nightferry/secret"
+"""
+
+
+def test_a_catalog_may_lie_in_a_bucket():
+    site = parse_site(IN_A_BUCKET)
+    assert site.undelivered() == ()
+    assert site.catalog_path is None
+    assert str(site.cluster_state_path) == "/var/lib/nightferry/cluster.json"
+    bucket = parse_site(IN_A_BUCKET + REACHED).catalog_bucket()
+    assert (bucket.url, bucket.endpoint, bucket.region) == (
+        "s3://bucket/catalog",
+        "https://s3.example.org",
+        "eu-central-1",
+    )
+    assert (bucket.access_key, bucket.secret_key) == ("env:NF_KEY", "file:/etc/nightferry/secret")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SMALL.replace("/srv/nightferry/catalog", "s3://bucket/catalog"), "cluster: .*needs state_path"),
+        (SMALL + REACHED, "site.catalog_s3: is for a catalog in a bucket"),
+        (IN_A_BUCKET + REACHED.replace("access_key", "# "), "given together, or neither"),
+        (IN_A_BUCKET + REACHED.replace("env:NF_KEY", "AKIA123"), "a secret is never written here"),
+        (IN_A_BUCKET + REACHED.replace("region", "regoin"), "region"),
+        (IN_A_BUCKET.replace("s3://", "gs://"), "s3://bucket/prefix"),
+    ],
+)
+def test_what_is_wrong_with_a_catalog_in_a_bucket_is_named(text: str, said: str):
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse_site(text)
+    assert "AKIA" not in str(caught.value)
 
 
 def test_one_back_group_needs_only_the_staging_path():
