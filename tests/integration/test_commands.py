@@ -142,7 +142,6 @@ LATER = (
     ("hold", "add", "x"),
     ("ndmp", "probe", "nas1"),
     ("log", "status"),
-    ("catalog", "rebuild", "--copy", "tape", "--to", "/x"),
     ("restore", "group", "SG1", "--to", "/x", "--until", "now"),
 )
 
