@@ -19,6 +19,7 @@ from typing import assert_never
 
 from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
+from nightferry.catalog.readers import DiskReaders
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
@@ -162,11 +163,13 @@ class OpenSite:
         """The BACK group's disk, as it is mounted here."""
         return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
 
-    def leases(self, back_group: str) -> Leases:
+    def leases(self, back_group: str) -> Leases | DiskReaders:
         """Who reads from the BACK group's disk, on any node."""
         name = self.site.back_group(back_group).name
-        beside = self.site.catalog_path or self.site.cluster_state_path.parent
-        return Leases(beside / "locks" / f"{name}.readers", name, self.clock)
+        path = self.site.catalog_path
+        if path is None:
+            return DiskReaders(self.catalog, name, self.clock)
+        return Leases(path / "locks" / f"{name}.readers", name, self.clock)
 
     def back_group_of(self, image: ImageRecord) -> str:
         """The BACK group that the image was staged on.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nightferry.errors import IntegrityError, worst_exit_code
-from nightferry.model.records import CopyRecord, FailureRecord, ImageRecord, RunRecord
+from nightferry.model.records import OUTLIVED, CopyRecord, FailureRecord, ImageRecord, RunRecord
 from nightferry.model.text import safe_markdown
 from nightferry.ops.drives import DriveWork, work_of
 from nightferry.ops.gate import GateView, look
@@ -170,8 +170,8 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
     policies = {g.name: g.copies for g in opened.site.groups}
     missing = []
     for image in images:
-        verified = {c.destination for c in copies[image.image] if c.state == "verified"}
-        missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in verified]
+        done = {c.destination for c in copies[image.image] if c.state in (*OUTLIVED, "verified")}
+        missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in done]
     token = opened.disk(run.back_group).owner()
     return NightResult(
         run=run,

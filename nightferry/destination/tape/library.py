@@ -7,13 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from typing import Any, Literal
 
 import xxhash
 from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import SIDE_FILES, Found, Outgoing, Receipt, Register
+from nightferry.destination.base import SIDE_FILES, Found, Leftover, Outgoing, Receipt, Register
 from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bays import Bay, Bays
 from nightferry.destination.tape.care import Care
@@ -369,6 +370,21 @@ class TapeDestination:
 
     def remove(self, location: Mapping[str, Any]) -> None:
         parse_location(location)
+
+    def locked(self, location: Mapping[str, Any]) -> None:
+        """A cartridge keeps nothing against our will: its copies go when all of them have expired."""
+
+    def expire(self, location: Mapping[str, Any]) -> str:
+        """See ``Destination.expire``. Nothing is written: a cartridge is scratch once all on it expired."""
+        parse_location(location)
+        return ""
+
+    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+        """None: dead space on a cartridge goes with the cartridge."""
+        return iter(())
+
+    def clear(self, leftover: Leftover) -> None:
+        """There are none."""
 
     def scan(self) -> Iterator[Found]:
         return self.media.scan()
