@@ -8,6 +8,7 @@ may fetch it: the lock tells the next lease whether somebody did.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from nightferry.destination.tape.drive import TapeDrive
 from nightferry.errors import BusyError, DestinationError, Unavailable
 from nightferry.progress import Cancel
 
+_log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 0.1
 
 
@@ -212,12 +214,15 @@ class Bays:
         self._touched.discard(bay.drive.number)
 
     def close(self) -> None:
-        """Puts away what this process brought and nobody else has taken over."""
+        """Puts away what this process brought and nobody else has taken over; what cannot be put away stays
+        where it is, for whoever leases that drive next."""
         for bay in self._bays:
             if bay.drive.number in self._touched and self._take(bay):
                 try:
                     if bay.lock is not None and bay.lock.untouched:
                         self.put_away(bay)
+                except DestinationError as error:
+                    _log.warning("%s keeps its cartridge: %s", bay.name, error)
                 finally:
                     self._give_back(bay)
 
