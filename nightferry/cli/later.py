@@ -41,10 +41,5 @@ def catalog(*_: Anything) -> NoReturn:
     raise _later("catalog rebuild")
 
 
-def restore_group(*_: Anything) -> NoReturn:
-    """Restores a whole storage group and replays its log. Not in this release."""
-    raise _later("restore group", "restore its stores one by one with `nightferry restore store`")
-
-
 def _later(verb: str, hint: str = "") -> NotInThisRelease:
     return NotInThisRelease(f"`nightferry {verb}` is not in this release", hint=hint, subject=verb)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from nightferry.errors import NotInThisRelease
 from nightferry.model.findings import Finding
-from nightferry.model.records import CartridgeRecord
+from nightferry.model.records import CartridgeRecord, DriveRecord, Streamed
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
@@ -83,6 +83,8 @@ class Receipt:
     verified: bool = False
     """True only when the destination's own full checksum equals ours, or every byte was read back."""
     notes: tuple[str, ...] = field(default=())
+    streamed: Streamed | None = None
+    """How it went through a tape drive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,5 +196,6 @@ class Register(Protocol):
     def cartridge(self, barcode: str) -> CartridgeRecord | None: ...
     def cartridges(self) -> list[CartridgeRecord]: ...
     def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None: ...
+    def record_drive(self, drive: DriveRecord) -> None: ...
     def live_images(self, barcode: str) -> list[str]:
         """Images with a copy here that is neither lost nor expired: the cartridge must not be overwritten."""

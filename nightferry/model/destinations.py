@@ -21,7 +21,7 @@ from nightferry.model.fields import (
     Url,
     Words,
 )
-from nightferry.units import GIB, KIB
+from nightferry.units import GIB, KIB, MIB
 
 _COMPRESSION = re.compile(r"zstd(:([1-9]|1[0-9]))?")
 _ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
@@ -199,6 +199,8 @@ class TapeSettings(_DestinationBase):
     kind: Literal["tape"]
     library: Library
     pool: Pool = Pool()
+    buffer_bytes: Annotated[Size, Field(ge=2 * MIB, le=4 * GIB)] = 32 * MIB
+    """Of each drive: what is read ahead of it, so that it streams."""
 
 
 class S3Settings(_DestinationBase):

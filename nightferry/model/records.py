@@ -197,6 +197,19 @@ class OwnerRecord(Record):
         return self.back_group
 
 
+class Streamed(BaseModel):
+    """How a copy went through its drive. ``seconds``: from its first record to the last acknowledgement, without
+    changes of cartridges; ``waits``: how often the drive had nothing to write before the end, ``repositions``: those
+    waits that a drive's own buffer does not bridge."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    size_bytes: int
+    seconds: float
+    waits: int = 0
+    waited_s: float = 0.0
+    repositions: int = 0
+
+
 class ConstraintRecord(Record):
     """What a move of ours put into the cluster to keep a group where it sent it.
 
@@ -241,6 +254,8 @@ class CopyRecord(Record):
     ended: AwareDatetime | None = None
     verified: AwareDatetime | None = None
     note: str = ""
+    streamed: Streamed | None = None
+    """Of a copy on tape that this process wrote."""
 
     @property
     def subject(self) -> str:
@@ -265,10 +280,38 @@ class CartridgeRecord(Record):
     images: tuple[str, ...] = ()
     at: AwareDatetime
     note: str = ""
+    mounts: int = 0
+    """How often it came out of a drive again."""
+    errors: int = 0
+    """How often reading or writing it failed."""
+    alerts: tuple[str, ...] = ()
+    """What the drive said when it left it last."""
+    written: AwareDatetime | None = None
+    """When an image or a label was last written to it."""
+    resumes: CartridgeState | None = None
+    """While ``offsite``: the state that it takes up again when it comes back."""
 
     @property
     def subject(self) -> str:
         return f"{self.destination}/{self.barcode}"
+
+
+class DriveRecord(Record):
+    """What a tape drive said of itself, or why it is not used."""
+
+    kind: ClassVar[str] = "drive"
+    destination: str
+    drive: int
+    state: Literal["ready", "wants cleaning", "cleaned", "set aside"]
+    alerts: tuple[str, ...] = ()
+    barcode: str = ""
+    """The cartridge that was in it."""
+    at: AwareDatetime
+    note: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"{self.destination}/drive {self.drive}"
 
 
 class SelectionRecord(Record):
@@ -327,6 +370,7 @@ RECORDS: dict[str, type[Record]] = {
         ConstraintRecord,
         CopyRecord,
         CartridgeRecord,
+        DriveRecord,
         SelectionRecord,
         FreedRecord,
         RecallRecord,

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import assert_never
@@ -31,12 +32,14 @@ from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
-from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
+from nightferry.model.records import CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.model.redact import redacted
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogConstraints, CatalogRegister
 from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
+from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
 
@@ -50,12 +53,24 @@ class OpenSite:
     Args:
         loaded: The site file as read.
         clock: Handed to everything that waits or stamps.
+        progress: Is told what a destination waits for where a verb has no progress of its own to hand on: a
+            cartridge that is to be read and is not in its library.
+        cancel: Ends such a wait.
     """
 
-    def __init__(self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        loaded: LoadedSite,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        progress: Progress = QUIET,
+        cancel: Cancel | None = None,
+    ) -> None:
         self.loaded = loaded
         self.site: Site = loaded.site
         self.clock = clock
+        self.progress = progress
+        self._cancel = cancel or Cancel()
         self.site.require_delivered()
         self.host = socket.gethostname()
         self.catalog = self._open_catalog()
@@ -265,6 +280,18 @@ class OpenSite:
         """What each destination can be expected to do, to choose where to restore from."""
         return {d.name: _speed(d) for d in self.site.destinations}
 
+    def pages(self) -> dict[str, bytes]:
+        """What a cartridge that is found has to say of itself: how to read it, and what the site was."""
+        return {"recovery.md": recovery_page(), "site.toml": redacted(self.loaded.text).encode()}
+
+    def offsite(self) -> dict[str, set[str]]:
+        """Destination → barcodes of its cartridges that are in a vault."""
+        found: dict[str, set[str]] = {}
+        for record in self.catalog.all(CartridgeRecord):
+            if record.state == "offsite":
+                found.setdefault(record.destination, set()).add(record.barcode)
+        return found
+
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -335,6 +362,7 @@ class OpenSite:
                     settings.pool.barcodes,
                     settings.pool.autolabel,
                     settings.pool.wait_for_media,
+                    settings.pool.cleaning,
                 )
                 return TapeDestination(
                     settings.name,
@@ -342,6 +370,10 @@ class OpenSite:
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
+                    cancel=self._cancel,
+                    tell=lambda text: self.progress.say(text, settings.name),
+                    buffer_bytes=settings.buffer_bytes,
+                    pages=self.pages(),
                 )
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
@@ -359,6 +391,11 @@ class OpenSite:
                 return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
             case _:
                 assert_never(settings)
+
+
+def recovery_page() -> bytes:
+    """How to read a cartridge without nightferry; it goes onto each."""
+    return (resources.files("nightferry.destination.tape") / "recovery.md").read_bytes()
 
 
 def _speed(settings: DestinationSettings) -> Speed:

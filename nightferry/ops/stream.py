@@ -315,6 +315,7 @@ def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord
             "ended": now,
             "verified": now if verified else None,
             "note": "; ".join(receipt.notes),
+            "streamed": receipt.streamed,
         }
     )
     opened.catalog.append(arrived)

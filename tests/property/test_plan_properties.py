@@ -1,7 +1,5 @@
 """What holds for every night, every spread, every restore."""
 
-import itertools
-from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from nightferry.plan.balance import longest_first, predict_finish
 from nightferry.plan.batches import BATCH_STORES, SMALL_BYTES, batches
 from nightferry.plan.match import Matcher
-from nightferry.plan.restore_order import order_reads
 from nightferry.plan.window import due_groups, run_name, start_delays, window_of, window_start
 
 zones = st.sampled_from(
@@ -76,24 +73,6 @@ def test_every_store_is_in_exactly_one_task(stores: dict[str, int | None]) -> No
         assert len(task) == 1 or all(
             (stores[name] or SMALL_BYTES) < SMALL_BYTES or stores[name] == 0 for name in task
         )
-
-
-@dataclass(frozen=True)
-class Row:
-    offset: int
-    length: int
-
-
-@given(st.lists(st.builds(Row, st.integers(0, 5000), st.integers(0, 300)), max_size=40), st.integers(0, 500))
-def test_reads_cover_every_row_once_and_go_forward(rows: list[Row], near: int) -> None:
-    reads = order_reads(rows, near_bytes=near)
-    assert sorted(rows, key=repr) == sorted((row for read in reads for row in read.rows), key=repr)
-    for read in reads:
-        for row in read.rows:
-            assert read.offset <= row.offset
-            assert row.offset + row.length <= read.offset + read.length
-    for before, after in itertools.pairwise(reads):
-        assert after.offset > before.offset + before.length + near
 
 
 parts = st.binary(min_size=1, max_size=6).filter(
