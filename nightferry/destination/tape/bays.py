@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.changer import Address, Changer, DriveLock, Element, Library
-from nightferry.destination.tape.drive import TapeDrive
+from nightferry.destination.tape.drive import TapeDrive, Waiting
 from nightferry.destination.tape.watched import WatchedDrive
 from nightferry.errors import BusyError, DestinationError, MediumDamaged, Unavailable
 from nightferry.progress import Cancel
@@ -124,7 +124,12 @@ class Bays:
 
     def is_idle(self, number: int) -> bool:
         """Whether no thread of this process has leased the drive, and it is used at all."""
-        return self._bays[number].holder is None and not self._bays[number].aside
+        bay = self._bay_of(Address("drive", number))
+        return bay is not None and bay.holder is None and not bay.aside
+
+    def _bay_of(self, place: Address) -> Bay | None:
+        """The bay at a drive's place; None when it is a drive that this site does not use: another host's."""
+        return self._bays[place.number] if place.number < len(self._bays) else None
 
     def is_stuck(self, barcode: str) -> bool:
         """Whether a cartridge is in a drive that was set aside, and does not come out."""
@@ -238,7 +243,7 @@ class Bays:
         """
         self._await_arrival(barcode, cancel)
         deadline = time.monotonic() + self._patience_s
-        while not self.bring(bay, barcode):
+        while not self.bring(bay, barcode, cancel):
             self.put_away(bay)
             self._be_patient(deadline, barcode, cancel)
 
@@ -294,18 +299,20 @@ class Bays:
                 for b in self._bays
             ):
                 return "proved"
-            if self.bring(bay, barcode):
+            if self.bring(bay, barcode, cancel):
                 return "brought"
             place = next((e.address for e in self.inventory() if e.barcode == barcode), None)
-            if place is not None and place.kind == "drive" and self.is_idle(place.number):
+            in_drive = place is not None and place.kind == "drive"
+            if place is not None and in_drive and (not self._bay_of(place) or self.is_idle(place.number)):
                 return "away"
             self._be_patient(deadline, barcode, cancel)
 
-    def bring(self, bay: Bay, barcode: str) -> bool:
+    def bring(self, bay: Bay, barcode: str, cancel: Cancel) -> bool:
         """Brings a cartridge into a leased bay and loads it; False when somebody else has it.
 
         Raises:
             Unavailable: it is not in the library, or drive or changer do not answer.
+            Cancelled: while the drive became ready.
         """
         place = next((e for e in self.inventory() if e.barcode == barcode), None)
         if place is None or place.address.kind == "port":
@@ -315,17 +322,17 @@ class Bays:
                 f"{barcode} does not come out of {place.address}, which was set aside", subject=barcode
             )
         if place.address == bay.address:
-            self._load(bay, barcode)
+            self._load(bay, barcode, cancel)
             return True
         if place.address.kind == "drive":
-            other = self._bays[place.address.number]
-            if not self._take(other):
+            other = self._bay_of(place.address)
+            if other is None or not self._take(other):
                 return False
             try:
                 self.put_away(other)
             finally:
                 self._give_back(other)
-            return self.bring(bay, barcode)
+            return self.bring(bay, barcode, cancel)
         self.put_away(bay)
         try:
             self._library.changer.move(place.address, bay.address)
@@ -336,15 +343,15 @@ class Bays:
                 raise
             return False
         self._touched.add(bay.drive.number)
-        self._load(bay, barcode)
+        self._load(bay, barcode, cancel)
         return True
 
-    def _load(self, bay: Bay, barcode: str) -> None:
+    def _load(self, bay: Bay, barcode: str, cancel: Cancel) -> None:
         """Raises:
         MediumDamaged: another drive could not load it either: it is the cartridge, and not the drives.
         """
         try:
-            bay.drive.load()
+            bay.drive.load(self._telling(cancel))
         except Unavailable as error:
             first = self._unloadable.setdefault(barcode, bay)
             if first is bay:
@@ -357,6 +364,19 @@ class Bays:
                 f"neither {first.name} nor {bay.name} can load {barcode}: {error}", subject=barcode
             ) from error
         self._unloadable.pop(barcode, None)
+
+    def _telling(self, cancel: Cancel) -> Waiting:
+        """Says what a drive waits for, at once and every five minutes."""
+        said = -_SAY_EVERY_S
+
+        def waiting(what: str) -> None:
+            nonlocal said
+            cancel.check()
+            if time.monotonic() - said >= _SAY_EVERY_S:
+                said = time.monotonic()
+                self._watcher.say(what)
+
+        return waiting
 
     def out_of_drive(self, barcode: str) -> Address:
         """Where a cartridge is when it is in no drive any more; one that is in a drive is put away first.
@@ -371,8 +391,8 @@ class Bays:
                 raise self._not_here(barcode)
             if place.kind != "drive":
                 return place
-            bay = self._bays[place.number]
-            if not self._take(bay):
+            bay = self._bay_of(place)
+            if bay is None or not self._take(bay):
                 break
             try:
                 self.put_away(bay)

@@ -107,7 +107,7 @@ class TapeLane:
         while True:
             bay = self._lease.enter_context(self._destination.leased(self._cancel))
             try:
-                self._destination.care.look_after(bay, self._progress)
+                self._destination.care.look_after(bay, self._progress, self._cancel)
             except BaseException as error:
                 aside = isinstance(error, DestinationError) and bay.drive.raised(error)
                 if aside and isinstance(error, DestinationError):
@@ -180,7 +180,7 @@ class TapeDestination:
 
     def check(self) -> list[Finding]:
         try:
-            return self.media.check()
+            return [*self._library.check(), *self.media.check()]
         except NightferryError as error:
             return [
                 Finding(
