@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape.changer import Address
+from nightferry.destination.tape.changer import Address, Library
 from nightferry.destination.tape.drive import Mark
 from nightferry.destination.tape.scsi_open import Options, open_iscsi
 from nightferry.scsi.iscsi import Portal
@@ -22,11 +22,11 @@ def dump(server: Tgtd, locks: Path) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = {}
     try:
         drive, into = library.drives[0], Address("drive", 0)
+        for place in [e for e in library.changer.inventory() if e.barcode and e.address.kind == "drive"]:
+            library.drives[place.address.number].unload()
+            library.changer.move(place.address, _empty_slot(library))
         for place in [e for e in library.changer.inventory() if e.barcode]:
-            if place.address != into:
-                if place.address.kind == "drive":
-                    library.drives[place.address.number].unload()
-                library.changer.move(place.address, into)
+            library.changer.move(place.address, into)
             drive.load()
             files = [b""]
             while (record := drive.read_record()) is not Mark.END_OF_DATA:
@@ -37,13 +37,14 @@ def dump(server: Tgtd, locks: Path) -> dict[str, list[bytes]]:
             if files != [b""]:
                 found[place.barcode] = files if files[-1] else files[:-1]
             drive.unload()
-            empty = next(
-                e.address for e in library.changer.inventory() if e.address.kind == "slot" and not e.barcode
-            )
-            library.changer.move(into, empty)
+            library.changer.move(into, _empty_slot(library))
     finally:
         library.close()
     return found
+
+
+def _empty_slot(library: Library) -> Address:
+    return next(e.address for e in library.changer.inventory() if e.address.kind == "slot" and not e.barcode)
 
 
 def whole_copies(tapes: dict[str, list[bytes]]) -> Counter[str]:
