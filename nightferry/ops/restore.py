@@ -231,7 +231,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    index = Index(opened.catalog.index_path(image.image).read_bytes())
+    index = Index(opened.catalog.index(image.image))
     for row in index.select(lambda path: _may_match(chosen, unmatched, path)) if patterns else index:
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
@@ -328,7 +328,7 @@ def restore(
                 turns.ready(place, progress=progress, cancel=cancel)
                 with open_place(opened, plan.image, place) as reader:
                     # The index at hand: on tape the one at the image's end is a long way off and back.
-                    index = opened.catalog.index_path(plan.image.image).read_bytes()
+                    index = opened.catalog.index(plan.image.image)
                     image = ImageReader(reader, index=index)
                     report = extract(
                         image,
@@ -386,9 +386,9 @@ def forecast(
 @contextmanager
 def _nothing_to_read(opened: OpenSite, image: ImageRecord) -> Iterator[ImageReader]:
     """The catalog's index as if it were the image: enough for a dry run, which reads no payload."""
-    path = opened.catalog.index_path(image.image)
-    with FileReader(path) as reader:
-        yield ImageReader(reader, index=path.read_bytes())
+    index = opened.catalog.index(image.image)
+    with FileReader(os.devnull) as reader:
+        yield ImageReader(reader, index=index)
 
 
 def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = None) -> RestorePlan:

@@ -16,7 +16,7 @@ from nightferry.errors import (
     NightferryError,
     StagingFull,
 )
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.passes import in_passes
 from nightferry.ops.recall import Turns, recall
@@ -138,7 +138,8 @@ def check_one(
 
 
 def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
-    """Images whose policy wants a copy at the destination that is not there, or not to be trusted."""
+    """Images whose policy wants a copy at the destination that is not there, or not to be trusted; one that
+    expired there is not missed."""
     opened.site.destination(destination)
     opened.catalog.refresh()
     wanted = {g.name for g in opened.site.groups if destination in g.copies}
@@ -147,7 +148,7 @@ def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
         if image.group not in wanted:
             continue
         good = any(
-            c.destination == destination and c.state in ("whole", "verified")
+            c.destination == destination and c.state in (*OUTLIVED, "whole", "verified")
             for c in opened.catalog.copies(image.image)
         )
         if not good and _readable_elsewhere(opened, image):

@@ -22,7 +22,10 @@ from nightferry.errors import (
 )
 from nightferry.progress import QUIET, Cancel
 from tests.support.faulty_drive import Fault, FaultyDrive
-from tests.support.tape_rig import MIB, FakeClock, Image, Register, Rig, Said, barcodes, put, read_all
+from tests.support.tape_rig import FakeClock, Rig
+from tests.support.tapes import MIB, Said, barcodes, put, read_all
+from tests.support.tapes import MemoryRegister as Register
+from tests.support.tapes import PlainImage as Image
 
 
 @pytest.fixture(autouse=True)

@@ -76,13 +76,6 @@ def behind_iscsi(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
         library.close()
 
 
-def behind_st(tmp: Path, _: pytest.FixtureRequest) -> Iterator[Bench]:
-    nodes = [PlayedTapeNode(Tape("A00001L9", CARTRIDGE)), PlayedTapeNode()]
-    drives = [StDrive(n, node, 256 << 10) for n, node in enumerate(nodes)]
-    drives[0].load()
-    yield Bench(*drives)
-
-
 def watched(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     for bench in virtual(tmp, request):
         yield Bench(WatchedDrive(bench.drive), WatchedDrive(bench.empty))
@@ -91,6 +84,13 @@ def watched(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
 def faulty(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     for bench in virtual(tmp, request):
         yield Bench(FaultyDrive(bench.drive), FaultyDrive(bench.empty))
+
+
+def behind_st(tmp: Path, _: pytest.FixtureRequest) -> Iterator[Bench]:
+    nodes = [PlayedTapeNode(Tape("A00001L9", CARTRIDGE)), PlayedTapeNode()]
+    drives = [StDrive(n, node, 256 << 10) for n, node in enumerate(nodes)]
+    drives[0].load()
+    yield Bench(*drives)
 
 
 KINDS = {

@@ -27,7 +27,7 @@ from nightferry.progress import QUIET, Cancel
 from nightferry.scsi.iscsi import Portal
 from tests.servers.tgtd import TARGET, Tgtd
 from tests.support.scripted_library import ScriptedChanger, ScriptedDrive, Tape
-from tests.support.tape_rig import MIB, Image, Register, barcodes, put, read_all
+from tests.support.tapes import MIB, MemoryRegister, PlainImage, barcodes, put, read_all
 
 CARTRIDGE = 8 * MIB
 BARCODES = [f"RIG{number:03d}L5" for number in range(1, 13)]
@@ -92,12 +92,12 @@ def library(shop: Shop) -> Iterator[Library]:
 
 
 @pytest.fixture
-def register() -> Register:
-    return Register()
+def register() -> MemoryRegister:
+    return MemoryRegister()
 
 
 @pytest.fixture
-def tapes(shop: Shop, register: Register) -> Iterator[Callable[[], TapeDestination]]:
+def tapes(shop: Shop, register: MemoryRegister) -> Iterator[Callable[[], TapeDestination]]:
     """Opens the library as a destination, as a process of its own would."""
     opened: list[TapeDestination] = []
 
@@ -204,7 +204,7 @@ def test_an_image_spans_cartridges_and_another_process_reads_it_back(
     tapes: Callable[[], TapeDestination],
 ) -> None:
     data = content(19)
-    receipt = put(tapes(), Image("run.SG1.a.L0", data))
+    receipt = put(tapes(), PlainImage("run.SG1.a.L0", data))
     assert len(set(barcodes(receipt))) >= 3
     other = tapes()
     assert read_all(other, receipt) == data
@@ -214,7 +214,7 @@ def test_an_image_spans_cartridges_and_another_process_reads_it_back(
 def test_four_drives_write_at_once_and_the_cartridges_are_read_in_other_drives(
     shop: Shop, tapes: Callable[[], TapeDestination]
 ) -> None:
-    images = [Image(f"run.SG1.s{n}.L0", content(3, seed=n)) for n in range(DRIVES)]
+    images = [PlainImage(f"run.SG1.s{n}.L0", content(3, seed=n)) for n in range(DRIVES)]
     together = threading.Barrier(DRIVES, timeout=30)
     receipts: dict[int, Receipt] = {}
     tape = tapes()
@@ -255,11 +255,11 @@ def test_four_drives_write_at_once_and_the_cartridges_are_read_in_other_drives(
 
 
 def test_one_record_out_of_an_image_is_found_without_reading_those_before_it(
-    library: Library, register: Register, monkeypatch: pytest.MonkeyPatch
+    library: Library, register: MemoryRegister, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tape = TapeDestination("tape", library, Pool("daily", tuple(BARCODES), wait_for_media_s=0), register)
     data = content(6)
-    receipt = put(tape, Image("run.SG1.a.L0", data))
+    receipt = put(tape, PlainImage("run.SG1.a.L0", data))
     with tape.open(receipt.location) as reader:
         reads: list[int] = []
         for drive in library.drives:
@@ -274,7 +274,7 @@ def test_the_library_is_left_with_every_cartridge_in_a_slot(
     shop: Shop, tapes: Callable[[], TapeDestination]
 ) -> None:
     tape = tapes()
-    put(tape, Image("run.SG1.a.L0", content(2)))
+    put(tape, PlainImage("run.SG1.a.L0", content(2)))
     tape.close()
     library = shop.open()
     assert {where(library, barcode).kind for barcode in BARCODES} == {"slot"}
@@ -315,7 +315,7 @@ def test_another_process_holds_a_drive_until_it_dies(shop: Shop, tmp_path: Path)
 
 def test_a_cartridge_that_is_not_in_the_library_is_named(tapes: Callable[[], TapeDestination]) -> None:
     tape = tapes()
-    receipt = put(tape, Image("run.SG1.a.L0", content(2)))
+    receipt = put(tape, PlainImage("run.SG1.a.L0", content(2)))
     location = receipt.location | {"parts": [receipt.location["parts"][0] | {"barcode": "GONE01L5"}]}
     with pytest.raises(Unavailable, match="GONE01L5"), tape.open(location):
         pass

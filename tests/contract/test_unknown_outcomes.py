@@ -18,7 +18,7 @@ from nightferry.errors import DestinationError
 from nightferry.scsi.transport import Indeterminate
 from tests.support import scripted_library as play
 from tests.support.scripted_library import ScriptedChanger, ScriptedDrive, Tape, check
-from tests.support.tape_rig import MIB, Image, Register, Said, barcodes, put, read_all
+from tests.support.tapes import MIB, MemoryRegister, PlainImage, Said, barcodes, put, read_all
 
 CUT = Indeterminate("the session was cut")
 DATA = random.Random(7).randbytes(6 * MIB - 321)
@@ -31,7 +31,7 @@ class Shop:
         self.drives = [ScriptedDrive(f"HU{n}", tells_position=tells_position) for n in range(drives)]
         self.tapes = [Tape(f"A0000{n}L9", 16 * MIB) for n in range(1, 4)]
         changer = ScriptedChanger(self.drives, self.tapes, slots=5)
-        self.register = Register()
+        self.register = MemoryRegister()
         self.said = Said()
 
         def opened() -> TapeDestination:
@@ -49,7 +49,7 @@ class Shop:
     def put(self, on_chunk: Callable[[int], None]) -> Receipt:
         tape = self.open()
         try:
-            return put(tape, Image("run.SG1.a.L0", DATA, on_chunk=on_chunk), progress=self.said)
+            return put(tape, PlainImage("run.SG1.a.L0", DATA, on_chunk=on_chunk), progress=self.said)
         finally:
             tape.close()
 

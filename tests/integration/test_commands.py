@@ -138,8 +138,6 @@ def test_what_is_wrong_is_named_with_what_to_do(
 
 LATER = (
     ("plan",),
-    ("expire", "--dry-run"),
-    ("hold", "add", "x"),
     ("ndmp", "probe", "nas1"),
     ("log", "status"),
     ("catalog", "rebuild", "--copy", "tape", "--to", "/x"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape.drive import Mark
+from nightferry.destination.tape.drive import Mark, Waiting, no_waiting
 from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.ops import restore
 from nightferry.ops.opened import OpenSite
@@ -49,9 +49,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     seen: Counter[str] = Counter()
     real = VirtualDrive.load
 
-    def load(drive: VirtualDrive) -> None:
+    def load(drive: VirtualDrive, waiting: Waiting = no_waiting) -> None:
         fresh = not drive.is_loaded()
-        real(drive)
+        real(drive, waiting)
         if fresh:
             seen[drive._barcode] += 1
 

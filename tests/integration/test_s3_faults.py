@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from nightferry.destination.base import DATA_NAMES, Encoding
 from nightferry.destination.s3.destination import S3Destination
 from nightferry.errors import Unavailable
 from nightferry.progress import QUIET as _QUIET
@@ -36,7 +37,7 @@ def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
 
 
 def is_data(ask: Ask) -> bool:
-    return ask.path.endswith("/data")
+    return ask.path.endswith(("/data", "/data.zst"))
 
 
 def once(wanted: Callable[[Ask], bool], fault: Fault, times: int = 1) -> Callable[[Ask], Fault | None]:
@@ -57,9 +58,10 @@ def once(wanted: Callable[[Ask], bool], fault: Fault, times: int = 1) -> Callabl
 def assert_one_whole_copy(server: Seaweed, prefix: str, destination: S3Destination, wanted: Image) -> None:
     """As the server itself sees it: five objects, the right bytes, nothing unfinished."""
     names = sorted(key.rpartition("/")[2] for key in server.keys_below(f"{prefix}/images/"))
-    assert names == ["chunks", "copy.json", "data", "index", "meta.json"]
+    data = DATA_NAMES[wanted.encoding]
+    assert names == ["chunks", "copy.json", data, "index", "meta.json"]
     assert server.uploads_below(prefix) == []
-    key = f"{prefix}/images/{wanted.image}/data"
+    key = f"{prefix}/images/{wanted.image}/{data}"
     assert server.client().get_object(Bucket=server.bucket, Key=key)["Body"].read() == wanted.data
     assert [found.image for found in destination.scan()] == [wanted.image]
 
@@ -83,8 +85,10 @@ class Tenths:
             return None
 
 
-def test_an_upload_cut_at_every_tenth_arrives(seaweed: Seaweed, proxy: Proxy) -> None:
+@pytest.mark.parametrize("encoding", ["", "zstd"])
+def test_an_upload_cut_at_every_tenth_arrives(seaweed: Seaweed, proxy: Proxy, encoding: Encoding) -> None:
     prefix, wanted = seaweed.prefix(), image()
+    wanted.encoding = encoding  # its length is then not known before its end
     destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint)
     tenths = Tenths(len(wanted.data), lambda at: Fault(cut_request=at))
     proxy.rule = lambda ask: tenths.next(ask.length) if ask.is_part else None
@@ -128,6 +132,17 @@ def test_a_download_cut_at_every_tenth_gives_every_byte(seaweed: Seaweed, proxy:
     proxy.rule = rule
     assert read_all(destination, receipt) == wanted.data
     assert tenths.left == []
+
+
+def test_a_download_that_makes_no_way_is_given_up(seaweed: Seaweed, proxy: Proxy) -> None:
+    wanted = image(size=3 * MIB)
+    destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint, attempts=3)
+    receipt = put(destination, wanted)
+    before = len(proxy.asked)
+    proxy.rule = lambda ask: Fault(cut_answer=0) if ask.method == "GET" else None
+    with destination.open(receipt.location) as reader, pytest.raises(Unavailable):
+        reader.read(0, 2 * MIB)
+    assert len([ask for ask in proxy.asked[before:] if ask.method == "GET"]) == 3
 
 
 def test_a_stalled_socket_is_given_up_and_the_request_made_again(seaweed: Seaweed, proxy: Proxy) -> None:

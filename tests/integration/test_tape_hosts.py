@@ -19,7 +19,7 @@ from tests.conftest import needs
 from tests.servers.tgtd import Tgtd, require_tgtd, serving
 from tests.support.tape_dump import dump, whole_copies
 from tests.support.tape_host import content, open_as
-from tests.support.tape_rig import read_all
+from tests.support.tapes import read_all
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("tgtd")]
 

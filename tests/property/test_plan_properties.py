@@ -1,12 +1,13 @@
 """What holds for every night, every spread, every restore."""
 
+import itertools
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightferry.plan.balance import longest_first, predict_finish
+from nightferry.plan.balance import Lanes, in_order, longest_first, predict_finish
 from nightferry.plan.batches import BATCH_STORES, SMALL_BYTES, batches
 from nightferry.plan.match import Matcher
 from nightferry.plan.window import due_groups, run_name, start_delays, window_of, window_start
@@ -54,14 +55,28 @@ def test_run_names_are_never_used_twice(groups: list[str]) -> None:
 
 
 @given(sizes, st.integers(1, 8), st.floats(1, 1e9))
-def test_the_forecast_is_within_twice_what_no_spread_can_beat(
-    work: dict[str, int], lanes: int, rate: float
+def test_the_order_is_never_worse_than_longest_first_nor_better_than_can_be(
+    work: dict[str, int], count: int, rate: float
 ) -> None:
-    forecast = predict_finish(work, lanes, rate)
+    lanes = Lanes(count, rate)
+    forecast = predict_finish(in_order(work, count), work, lanes)
     assert sorted(name for lane in forecast.lanes for name in lane) == sorted(work)
-    assert [work[name] for name in longest_first(work)] == sorted(work.values(), reverse=True)
-    least = max([sum(work.values()) / lanes, *work.values()], default=0) / rate
-    assert least * (1 - 1e-9) <= forecast.seconds <= 2 * least * (1 + 1e-9)
+    longest = predict_finish(longest_first(work), work, lanes)
+    least = max([sum(work.values()) / count, *work.values()], default=0) / rate
+    assert least * (1 - 1e-6) <= forecast.seconds <= longest.seconds * (1 + 1e-6)
+    assert longest.seconds <= 2 * least * (1 + 1e-6)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(1, 3))
+def test_for_a_handful_of_images_the_order_is_as_good_as_trying_everything(
+    all_sizes: list[int], count: int
+) -> None:
+    work = {f"i{n}": size for n, size in enumerate(all_sizes)}
+    best = min(
+        max(sum(s for s, lane in zip(all_sizes, chosen, strict=True) if lane == n) for n in range(count))
+        for chosen in itertools.product(range(count), repeat=len(all_sizes))
+    )
+    assert predict_finish(in_order(work, count), work, Lanes(count, 1.0)).seconds <= best * 1.0001
 
 
 @given(st.dictionaries(names, st.none() | st.integers(0, 2 * SMALL_BYTES), max_size=120))

@@ -19,7 +19,7 @@ from nightferry.destination.tape.scsi_open import Options, open_iscsi
 from nightferry.ops.register import CatalogRegister
 from nightferry.scsi.iscsi import Portal
 from tests.servers.tgtd import TARGET
-from tests.support.tape_rig import MIB, Image, put
+from tests.support.tapes import MIB, PlainImage, put
 
 
 def content(host: str, number: int, mib: int) -> bytes:
@@ -38,7 +38,7 @@ def open_as(portal: str, catalog: Path, host_locks: Path, name: str) -> TapeDest
 def main(portal: str, catalog: str, host_locks: str, name: str, count: str, mib: str) -> None:
     tape = open_as(portal, Path(catalog), Path(host_locks), name)
     for number in range(int(count)):
-        image = Image(f"run.{name}.s{number}.L0", content(name, number, int(mib)))
+        image = PlainImage(f"run.{name}.s{number}.L0", content(name, number, int(mib)))
         receipt = put(tape, image)
         sys.stdout.write(json.dumps([number, receipt.location]) + "\n")
     tape.close()

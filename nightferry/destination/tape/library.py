@@ -7,13 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from typing import Any, Literal
 
 import xxhash
 from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import SIDE_FILES, Found, Outgoing, Receipt, Register
+from nightferry.destination.base import SIDE_FILES, Found, Leftover, Outgoing, Receipt, Register
 from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bays import Bay, Bays
 from nightferry.destination.tape.care import Care
@@ -35,6 +36,7 @@ from nightferry.errors import (
     WrongCartridge,
 )
 from nightferry.model.findings import Finding
+from nightferry.model.records import CartridgeRecord
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
@@ -159,7 +161,7 @@ class TapeDestination:
         self.bays = Bays(library, self._watch, pool.wait_for_media_s)
         self.care = Care(self.bays, pool, self._watch)
         self._stock = Stock(pool, self.bays, self._watch, library.cartridge_bytes, clock, pages or {})
-        self.media = Media(self.bays, self._stock, self._cancel)
+        self.media = Media(self.bays, self._stock, clock, self._cancel)
         self.handling = Handling(self.bays, self._stock, self.media, self._cancel)
         self._recovery = threading.Lock()
         self._open: set[str] | None = None
@@ -217,6 +219,7 @@ class TapeDestination:
     ) -> Receipt:
         """Writes an image through a leased bay; after a failure the cartridge is looked at afresh before it
         is used."""
+        self.media.forget()
         writer = ImageWriter(
             self._stock, bay, self._clock, outgoing, epoch, kind, progress, cancel, wait_s, self._buffer_bytes
         )
@@ -368,6 +371,21 @@ class TapeDestination:
     def remove(self, location: Mapping[str, Any]) -> None:
         parse_location(location)
 
+    def locked(self, location: Mapping[str, Any]) -> None:
+        """A cartridge keeps nothing against our will: its copies go when all of them have expired."""
+
+    def expire(self, location: Mapping[str, Any]) -> str:
+        """See ``Destination.expire``. Nothing is written: a cartridge is scratch once all on it expired."""
+        parse_location(location)
+        return ""
+
+    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+        """None: dead space on a cartridge goes with the cartridge."""
+        return iter(())
+
+    def clear(self, leftover: Leftover) -> None:
+        """There are none."""
+
     def scan(self) -> Iterator[Found]:
         return self.media.scan()
 
@@ -381,6 +399,23 @@ class TapeDestination:
             return
         with self.lane(progress=QUIET, cancel=self._cancel) as lane:
             lane.write(outgoing, 1, "catalog", progress=QUIET, cancel=self._cancel, wait_s=0)
+
+    def catalog_copies(self) -> list[str]:
+        return sorted(self.media.catalogs(), reverse=True)
+
+    def get_catalog(self, name: str) -> bytes:
+        trailer = self.media.catalogs().get(name)
+        if trailer is None or trailer.location is None:
+            raise MediumDamaged(f"no cartridge of {self._name} holds {name} whole", subject=self._name)
+        with self.open(trailer.location.as_json()) as reader:
+            data = reader.read(0, reader.size_bytes)
+        if blake3(data).hexdigest() != trailer.digest:
+            raise MediumDamaged(f"{name} is not as it was written to {self._name}", subject=self._name)
+        return data
+
+    def cartridges(self) -> list[CartridgeRecord]:
+        """See ``Media.cartridges``."""
+        return self.media.cartridges()
 
     def inventory(self) -> list[MediumView]:
         """See ``Media.inventory``."""

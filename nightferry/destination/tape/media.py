@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from nightferry.clock import Clock
 from nightferry.destination.base import Found
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Cartridge
@@ -16,6 +18,8 @@ from nightferry.errors import MediumDamaged, WrongCartridge
 from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,23 @@ class CartridgeView:
     """Why it cannot be read as one of ours; empty when it can."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """What was met on a cartridge: its label when it is one of the pool's, trailers each with its
+    ``meta.json``."""
+
+    label: Label | None
+    trailers: tuple[tuple[Trailer, bytes], ...]
+
+
 class Media:
     """The media verbs of one pool in one library."""
 
-    def __init__(self, bays: Bays, stock: Stock, cancel: Cancel) -> None:
+    def __init__(self, bays: Bays, stock: Stock, clock: Clock, cancel: Cancel) -> None:
         self._bays = bays
         self._stock = stock
+        self._clock = clock
+        self._walked: dict[str, _Walked] = {}
         self._cancel = cancel
 
     def inventory(self) -> list[MediumView]:
@@ -166,37 +181,70 @@ class Media:
     def scan(self) -> Iterator[Found]:
         """Every whole copy of the pool, from the media alone, cartridge by cartridge; spanned ones when all
         parts were met."""
+        self.forget()
         met: set[tuple[str, int, int, str]] = set()
         waiting: list[tuple[Trailer, bytes]] = []
-        barcodes = [
-            e.barcode for e in self._bays.inventory() if e.barcode and self._stock.pool.holds(e.barcode)
-        ]
-        for barcode in barcodes:
-            for trailer, members in self._trailers(barcode):
+        for barcode in self._barcodes():
+            for trailer, meta in self._walk(barcode).trailers:
                 met.add((trailer.image, trailer.epoch, trailer.part, trailer.this.label))
                 if trailer.location is not None and trailer.kind == "image":
-                    waiting.append((trailer, members.get("meta.json", b"")))
+                    waiting.append((trailer, meta))
             ready = [item for item in waiting if _parts(item[0]) <= met]
             waiting = [item for item in waiting if item not in ready]
             for trailer, meta in ready:
                 if trailer.location is not None:
                     yield Found(trailer.image, trailer.epoch, trailer.location.as_json(), meta)
 
-    def _trailers(self, barcode: str) -> list[tuple[Trailer, dict[str, bytes]]]:
+    def catalogs(self) -> dict[str, Trailer]:
+        """The final trailer of every copy of the catalog by its name, from the media alone."""
+        return {
+            trailer.image: trailer
+            for barcode in self._barcodes()
+            for trailer, _ in self._walk(barcode).trailers
+            if trailer.kind == "catalog" and trailer.final
+        }
+
+    def cartridges(self) -> list[CartridgeRecord]:
+        """What the media alone say of the pool's cartridges that bear one of our labels.
+
+        Whether one is full is not written on it: it is found when it is appended to.
+        """
+        return [
+            _record(walked.label, walked.trailers, self._stock.destination, self._clock.now())
+            for barcode in self._barcodes()
+            if (walked := self._walk(barcode)).label is not None
+        ]
+
+    def forget(self) -> None:
+        """Reads the media anew when next asked."""
+        self._walked.clear()
+
+    def _barcodes(self) -> list[str]:
+        return [e.barcode for e in self._bays.inventory() if e.barcode and self._stock.pool.holds(e.barcode)]
+
+    def _walk(self, barcode: str) -> _Walked:
+        """The cartridge's label and every whole trailer on it; empty when it is none of this pool's.
+
+        It is walked once, until something is written. What cannot be read ends the walk: the rest of the library
+        may be all the better.
+        """
+        if barcode in self._walked:
+            return self._walked[barcode]
+        label, trailers = None, []
         with self._bays.reading(barcode, self._cancel) as bay:
             try:
                 cartridge = Cartridge(bay.drive, barcode)
-                if cartridge.label is None or cartridge.label.pool != self._stock.pool.name:
-                    return []
-                return [
-                    (trailer, {name: data for name, data in members.items() if name == "meta.json"})
-                    for _, trailer, members, _ in cartridge.walk()
-                    if trailer is not None
-                ]
-            except WrongCartridge:
-                return []
+                if cartridge.label is not None and cartridge.label.pool == self._stock.pool.name:
+                    label = cartridge.label
+                    for _, trailer, members, _ in cartridge.walk():
+                        if trailer is not None:
+                            trailers.append((trailer, members.get("meta.json", b"")))
+            except (WrongCartridge, MediumDamaged) as error:
+                _log.warning("%s is read no further: %s", barcode, error)
             finally:
                 bay.forget()
+        self._walked[barcode] = _Walked(label, tuple(trailers))
+        return self._walked[barcode]
 
     def check(self) -> list[Finding]:
         """Whether the pool can take a night's images, and what in the library is not ours."""
@@ -225,6 +273,27 @@ class Media:
                     )
                 )
         return findings
+
+
+def _record(
+    label: Label, trailers: tuple[tuple[Trailer, bytes], ...], destination: str, now: datetime
+) -> CartridgeRecord:
+    last = trailers[-1][0] if trailers else None
+    images = dict.fromkeys(trailer.image for trailer, _ in trailers if trailer.kind == "image")
+    return CartridgeRecord(
+        barcode=label.barcode,
+        destination=destination,
+        pool=label.pool,
+        # An image that goes on elsewhere went on because this one was full.
+        state="appendable" if last is None or last.final else "full",
+        label=label.label,
+        used_bytes=sum(trailer.this.bytes for trailer, _ in trailers),
+        tape_files=last.this.trailer + 1 if last is not None else 1,
+        last_trailer=last.this.trailer if last is not None else 0,
+        images=tuple(images),
+        at=now,
+        note="as its medium says",
+    )
 
 
 def _parts(trailer: Trailer) -> set[tuple[str, int, int, str]]:

@@ -240,7 +240,7 @@ class Stock:
             raise WrongCartridge(
                 f"{barcode} has the label {label.label}, which the catalog does not know", subject=barcode
             )
-        if record.label != label.label:
+        if label.label not in (record.label, record.former_label):
             raise WrongCartridge(
                 f"{barcode} has the label {label.label}, the catalog expects {record.label}", subject=barcode
             )
@@ -274,15 +274,18 @@ class Stock:
         live = self.register.live_images(barcode)
         if live:
             raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
+        known = self.watch.record_of(barcode)
+        scratch = known is not None and known.state == "expired"
         label = new_label(barcode, pool, self._clock.now())
         size = len(label.render()) + sum(map(len, self.pages.values()))
-        known = self.watch.record_of(barcode)
         before = CartridgeRecord(
             barcode=barcode,
             destination=self.destination,
             pool=pool,
-            state="blank",
+            # What was scratch stays so until the new label is on it, and until then its old one is right, too.
+            state="expired" if scratch else "blank",
             label=label.label,
+            former_label=cartridge.label.label if scratch and cartridge.label is not None else "",
             at=self._clock.now(),
             note="being labelled",
             mounts=known.mounts if known else 0,
@@ -290,7 +293,16 @@ class Stock:
         )
         self.register.record(before)
         cartridge.write_label(label, self.pages.values())
-        self.keep(cartridge, before, state="appendable", tape_files=1, used_bytes=size, note="", written=True)
+        self.keep(
+            cartridge,
+            before,
+            state="appendable",
+            tape_files=1,
+            used_bytes=size,
+            former_label="",
+            note="",
+            written=True,
+        )
 
     def audit(self, cartridge: Cartridge, record: CartridgeRecord) -> Audit:
         """Proves a labelled cartridge fit to be appended to and records what was found behind its known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +48,30 @@ def test_a_good_image_passes_and_every_byte_was_read(made: tuple[Path, ImageSumm
     assert (report.members, report.size_bytes) == (6, summary.size_bytes)
     assert report.payload_bytes == summary.payload_bytes
     assert ticks[-1] == summary.size_bytes
+
+
+class OneBuffer:
+    """A reader whose stream has one small buffer for all its pieces, as the contract allows."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.size_bytes = len(data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self.data[offset : offset + length]
+
+    def stream(self, offset: int, length: int) -> Iterator[memoryview]:
+        buffer = bytearray(1000)
+        for at in range(offset, offset + length, len(buffer)):
+            piece = self.read(at, min(len(buffer), offset + length - at))
+            buffer[: len(piece)] = piece
+            yield memoryview(buffer)[: len(piece)]
+
+
+def test_headers_that_two_pieces_share_are_read_right(made: tuple[Path, ImageSummary]) -> None:
+    path, summary = made
+    report = check_image(ImageReader(OneBuffer(path.read_bytes())))
+    assert (report.members, report.size_bytes) == (6, summary.size_bytes)
 
 
 def test_a_check_can_be_stopped(made: tuple[Path, ImageSummary]) -> None:

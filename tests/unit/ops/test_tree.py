@@ -304,6 +304,62 @@ def test_data_beyond_the_size_is_refused(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.fixture
+def large() -> Iterator[bytes]:
+    """Bytes of what counts as a large file in these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_module, "UNBUFFERED_BYTES", 1 << 20)
+        yield os.urandom((5 << 20) + 777)
+
+
+def in_order(data: bytes, piece: int = 300_000) -> Iterator[tuple[int, bytes]]:
+    for at in range(0, len(data), piece):
+        yield at, data[at : at + piece]
+
+
+@pytest.mark.parametrize("overwrite", ["never", "always"])
+def test_a_large_file_in_order_is_exact_and_leaves_no_page_cache(
+    tmp_path: Path, large: bytes, overwrite: Overwrite
+) -> None:
+    (tmp_path / "source").write_bytes(large)
+    with TargetTree(tmp_path / "t", overwrite=overwrite) as tree:
+        assert tree.write_file(b"big", meta(0o640), len(large), in_order(large), in_order=True)
+        tree.close_directories()
+        assert tree.report().size_bytes == len(large)
+    left = run("fincore", "--bytes", "--noheadings", "--output", "RES", tmp_path / "t" / "big")
+    assert int(left) == 0
+    run("cmp", tmp_path / "source", tmp_path / "t" / "big")
+    assert run("stat", "-c", "%a %Y", tmp_path / "t" / "big") == "640 1\n"
+    assert names(tmp_path / "t") == ["big"]
+
+
+def test_a_large_file_whose_source_fails_leaves_nothing(tmp_path: Path, large: bytes) -> None:
+    def failing() -> Iterator[tuple[int, bytes]]:
+        yield from in_order(large)
+        raise IntegrityError("the content is damaged")
+
+    with TargetTree(tmp_path / "t", overwrite="never") as tree:
+        with pytest.raises(IntegrityError, match="the content is damaged"):
+            tree.write_file(b"big", meta(), len(large), failing(), in_order=True)
+        assert names(tmp_path / "t") == []
+        assert not tree.write_file(b"short", meta(), len(large) + 1, in_order(large), in_order=True)
+        assert not tree.write_file(b"long", meta(), len(large) - 1, in_order(large), in_order=True)
+        assert [path for path, _ in tree.report().refused] == [b"short", b"long"]
+    assert names(tmp_path / "t") == []
+
+
+def test_a_target_without_room_for_a_large_file_stops_the_restore(
+    tmp_path: Path, large: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr("nightferry.transfer.newfile.preallocate", full)
+    with TargetTree(tmp_path / "t", overwrite="never") as tree, pytest.raises(ConfigError, match="no space"):
+        tree.write_file(b"big", meta(), len(large), in_order(large), in_order=True)
+    assert names(tmp_path / "t") == []
+
+
 def test_holes_stay_holes(tmp_path: Path) -> None:
     size = 100 << 20
     with TargetTree(tmp_path) as tree:

@@ -357,6 +357,23 @@ def test_abort_after_finish_removes_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_of_the_callers_is_written_and_stays_the_callers(tmp_path: Path) -> None:
+    data = os.urandom((3 << 20) + 5)
+    fd = os.open(tmp_path / "theirs", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        writer = DirectWriter("of the caller", settings=RingSettings(buffers=2), fd=fd)
+        assert writer.unbuffered
+        writer.write(data)
+        writer.finish()
+        writer.abort()
+        assert os.pread(fd, len(data) + 1, 0) == data
+        os.pwrite(fd, b"odd", 1)  # its own descriptor goes through the cache as before
+        DirectWriter(tmp_path / "theirs", settings=RingSettings(buffers=2), fd=fd).abort()
+        assert (tmp_path / "theirs").stat().st_size == len(data)
+    finally:
+        os.close(fd)
+
+
 def test_finished_writer_takes_nothing_more(tmp_path: Path) -> None:
     writer = DirectWriter(tmp_path / "out", settings=SMALL)
     writer.finish()
