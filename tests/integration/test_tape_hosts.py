@@ -68,13 +68,6 @@ def prove(server: Tgtd, catalog: Path, written: dict[str, list[Receipt]], locks:
     assert copies == {f"run.{name}.s{n}.L0": 1 for name in written for n in range(IMAGES)}
 
 
-def test_two_processes_of_one_host_share_two_drives(tmp_path: Path, catalog: Path) -> None:
-    with serving(tmp_path / "t", drives=2, tapes=6, cartridge_mib=64) as server:
-        locks = tmp_path / "locks"
-        processes = {name: start(server, catalog, locks, name, []) for name in ("one", "two")}
-        prove(server, catalog, ended(processes), locks)
-
-
 def test_one_drive_is_handed_from_process_to_process(tmp_path: Path, catalog: Path) -> None:
     with serving(tmp_path / "t", drives=1, tapes=4, cartridge_mib=64) as server:
         locks = tmp_path / "locks"
