@@ -166,3 +166,32 @@ def test_a_deferred_error_is_a_failure_of_the_medium_and_the_image_goes_elsewher
     receipt = shop.put(nth_write(shop, 3, fail))
     assert shop.read(receipt) == DATA
     assert len(set(barcodes(receipt))) == 1
+
+
+@pytest.mark.parametrize("then", ["write", "read"])
+def test_a_session_that_ended_while_nobody_used_the_drive_costs_a_look_at_the_label_and_no_drive(
+    shop: Shop, then: str
+) -> None:
+    tape = shop.open()
+    first = put(tape, PlainImage("run.SG1.a.L0", DATA))
+    for drive in shop.drives:
+        drive.close()
+    if then == "write":
+        second = put(tape, PlainImage("run.SG1.b.L0", DATA[::-1]), progress=shop.said)
+        assert read_all(tape, second) == DATA[::-1]
+        assert barcodes(second) == barcodes(first)
+    assert read_all(tape, first) == DATA
+    tape.close()
+    assert not shop.said.lines
+    assert not shop.register.drives
+
+
+def test_a_session_that_ends_in_the_middle_of_a_read_costs_a_look_at_the_label(shop: Shop) -> None:
+    receipt = shop.put(lambda chunk: None)
+    tape = shop.open()
+    with tape.open(receipt.location) as reader:
+        assert reader.read(0, MIB) == DATA[:MIB]
+        shop.drives[0].close()
+        assert reader.read(3 * MIB, MIB) == DATA[3 * MIB : 4 * MIB]
+    tape.close()
+    assert not shop.register.drives

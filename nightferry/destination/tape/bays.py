@@ -86,6 +86,23 @@ class Bay:
     def name(self) -> str:
         return f"drive {self.drive.number}"
 
+    def is_astray(self) -> bool:
+        """Whether something happened to the drive since it was last used: a reset, a session that ended while
+        nobody used it, a hand that took the cartridge. What was known of it is not relied on then.
+
+        Raises:
+            Unavailable: the drive does not answer.
+        """
+        if self.cartridge is None:
+            return False
+        try:
+            self.drive.position()
+        except Unavailable:
+            raise
+        except DestinationError:
+            return True
+        return False
+
     def forget(self) -> None:
         """What is in the drive must be looked at again: after an error, or when somebody else was there."""
         self.cartridge = None
@@ -489,16 +506,16 @@ class Bays:
             if lock is None:
                 return False
             bay.holder, bay.lock = threading.get_ident(), lock
-        if not lock.untouched:
-            try:
+        try:
+            if not lock.untouched or bay.is_astray():
                 bay.forget()
-            except DestinationError as error:
-                self.set_aside(bay, error)
-                self._give_back(bay)
-                return False
-            except BaseException:
-                self._give_back(bay)
-                raise
+        except DestinationError as error:
+            self.set_aside(bay, error)
+            self._give_back(bay)
+            return False
+        except BaseException:
+            self._give_back(bay)
+            raise
         return True
 
     def _give_back(self, bay: Bay) -> None:

@@ -124,6 +124,8 @@ class Stock:
         Raises:
             NoScratch: none came in time.
         """
+        if bay.is_astray():
+            bay.forget()
         here = bay.cartridge
         if here is not None and here.is_appendable and self._claim(here.barcode, bay):
             here.seek(here.entry.tape_files)
