@@ -23,6 +23,7 @@ PROGRAMS = {
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
     "tgtd": "tgt",
+    "ip": "iproute2",
     "iscsi-inq": "libiscsi-bin",  # and with it the library that nightferry uses
 }
 """Program → Debian package."""
