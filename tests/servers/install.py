@@ -20,10 +20,19 @@ PROGRAMS = {
     "sqlite3": "sqlite3",
     "sshd": "openssh-server",
     "ssh-keygen": "openssh-client",
+    "corosync": "corosync",
+    "pacemakerd": "pacemaker",
+    "crm_mon": "pacemaker-cli-utils",
+    "ocf-tester": "resource-agents",
+    "modprobe": "kmod",
+    "fuser": "psmisc",
+    "xmllint": "libxml2-utils",
+    "ip": "iproute2",
+    "losetup": "mount",
+    "mkfs.ext4": "e2fsprogs",
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
     "tgtd": "tgt",
-    "ip": "iproute2",
     "iscsi-inq": "libiscsi-bin",  # and with it the library that nightferry uses
 }
 """Program → Debian package."""
