@@ -46,7 +46,7 @@ def list_(*, library: LibraryName = None) -> None:
             v.mounts,
             v.errors,
             v.written.astimezone(zone).strftime("%Y-%m-%d %H:%M") if v.written else None,
-            "; ".join([*v.alerts, *([v.note] if v.note else [])]) or None,
+            "; ".join([*(["WORM"] if v.worm else []), *v.alerts, *([v.note] if v.note else [])]) or None,
         )
         for _, v in views
     ]

@@ -160,7 +160,7 @@ def scratch_cartridges(
 ) -> list[CartridgeRecord]:
     """Cartridges of a tape library on which nothing lives any more.
 
-    Never one that is being written, or that nothing was ever written to.
+    Never one that is being written, that nothing was ever written to, or that is written once (WORM).
 
     Args:
         opened: The site.
@@ -175,6 +175,7 @@ def scratch_cartridges(
         for cartridge in opened.catalog.cartridges(destination)
         if cartridge.state in ("appendable", "full")
         and cartridge.images
+        and not cartridge.worm
         and not is_being_written(cartridge)
         and live.get(cartridge.barcode, set()) <= set(besides)
     ]

@@ -292,7 +292,37 @@ def test_a_worm_cartridge_is_appended_to_and_not_taken_again_when_it_expired(rig
     with pytest.raises(NoScratch):
         put(again, Image("i3", os.urandom(MIB)))
     assert rig.files("A00001L9") == before
-    assert rig.register.kept["A00001L9"].state == "full"
+    record = rig.register.kept["A00001L9"]
+    assert (record.state, record.worm) == ("full", True)
+    assert "is WORM" in record.note
+
+
+def test_worm_cartridges_that_expired_cost_no_drive_where_drives_cannot_tell_them(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drive that says nothing of WORM refuses when a label is to be written over: not its fault, however often."""
+    monkeypatch.setattr("nightferry.destination.tape.virtual_drive.VirtualDrive.is_worm", lambda self: False)
+    rig.make(drives=1, cartridges=3)
+    for barcode in ("A00001L9", "A00002L9", "A00003L9"):
+        (rig.path / "cartridges" / barcode / "worm").touch()
+        put(rig.tape(barcodes=(barcode,)), Image(barcode, os.urandom(MIB)))
+        rig.opened[-1].close()
+        rig.register.kept[barcode] = rig.register.kept[barcode].model_copy(update={"state": "expired"})
+    with pytest.raises(NoScratch):
+        put(rig.tape(), Image("i3", os.urandom(MIB)))
+    assert {(r.state, r.worm) for r in rig.register.kept.values()} == {("full", True)}
+    assert not rig.register.drives
+
+
+def test_a_worm_cartridge_is_not_erased(rig: Rig) -> None:
+    rig.make()
+    (rig.path / "cartridges/A00001L9/worm").touch()
+    tape = rig.tape()
+    put(tape, Image("i1", os.urandom(MIB)))
+    before = rig.files("A00001L9")
+    with pytest.raises(WriteProtected, match="A00001L9 is WORM"):
+        tape.handling.erase("A00001L9", "test")
+    assert rig.files("A00001L9") == before
 
 
 def test_a_drive_that_says_write_protected_in_mid_image_loses_only_the_cartridge(rig: Rig) -> None:

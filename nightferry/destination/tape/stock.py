@@ -212,12 +212,14 @@ class Stock:
             else:
                 self.audit(cartridge, record)
         except (WrongCartridge, MediumDamaged, WriteProtected) as error:
-            if bay.drive.raised(error):
+            # Its switch was looked at: what refuses to be labelled anew is written once.
+            worm = isinstance(error, WriteProtected) and record is not None and record.state == "expired"
+            if bay.drive.raised(error) and not worm:
                 bay.spoiled.add(barcode)
                 if len(bay.spoiled) > 1:
                     raise  # one cartridge after the other: it is the drive
             foreign = isinstance(error, WrongCartridge)
-            self._set_aside(barcode, record, "foreign" if foreign else "full", str(error))
+            self._set_aside(barcode, record, "foreign" if foreign else "full", str(error), worm=worm)
             need.progress.say(f"{error}; it is not written to", self.destination)
             _log.warning("cartridge %s is not written to: %s", barcode, error)
             return None
@@ -270,12 +272,16 @@ class Stock:
 
         Raises:
             WrongCartridge: it holds live images.
+            WriteProtected: it is WORM and not blank.
             ConfigError: barcode or pool cannot stand on a label.
         """
         barcode = cartridge.barcode
         live = self.register.live_images(barcode)
         if live:
             raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
+        worm = cartridge.drive.is_worm()
+        if worm and cartridge.label is not None:
+            raise WriteProtected(f"{barcode} is WORM: what is on it is not written over", subject=barcode)
         known = self.watch.record_of(barcode)
         scratch = known is not None and known.state == "expired"
         label = new_label(barcode, pool, self._clock.now())
@@ -292,6 +298,7 @@ class Stock:
             note="being labelled",
             mounts=known.mounts if known else 0,
             errors=known.errors if known else 0,
+            worm=worm,
         )
         self.register.record(before)
         cartridge.write_label(label, self.pages.values())
@@ -364,7 +371,13 @@ class Stock:
             self.keep(cartridge, cartridge.entry, note=settled(cartridge.entry.note))
 
     def _set_aside(
-        self, barcode: str, record: CartridgeRecord | None, state: CartridgeState, note: str
+        self,
+        barcode: str,
+        record: CartridgeRecord | None,
+        state: CartridgeState,
+        note: str,
+        *,
+        worm: bool = False,
     ) -> None:
         if record is None:
             record = CartridgeRecord(
@@ -374,7 +387,7 @@ class Stock:
                 state=state,
                 at=self._clock.now(),
             )
-        self.watch.change(record, state=state, note=note)
+        self.watch.change(record, state=state, note=note, worm=worm or record.worm)
 
     def recover(self, bay: Bay, barcode: str, cancel: Cancel) -> bool:
         """Looks at the end of a cartridge that a stopped process was writing; False while another process
