@@ -338,7 +338,7 @@ def _hints(result: NightResult) -> list[str]:
                 f"`nightferry gate approve {run} --store G/S --reason TEXT`"
             ]
         case "CopyMissing":
-            return ["`nightferry backup --stage two` delivers what is owed when the destination is back"]
+            return ["`nightferry backup --stage two` delivers what is owed once the cause is mended"]
         case "Partial":
             return ["`nightferry files IMAGE --outcome` names the files that did not come out whole"]
     return []

@@ -252,7 +252,7 @@ def _what_to_do(result: NightResult) -> str:
                 f"or go on without it: `nightferry gate approve {result.run.run} --store G/S --reason TEXT`."
             )
         case "CopyMissing":
-            return "bring the destination back; `nightferry backup --stage two` delivers what is owed."
+            return "mend what keeps the copies away; `nightferry backup --stage two` delivers what is owed."
         case "Partial":
             return "look at the partial stores with `nightferry files IMAGE`, and rerun them."
         case "Completed":

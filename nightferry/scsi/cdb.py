@@ -44,23 +44,6 @@ def mode_sense(page: int, length: int = 252) -> bytes:
     return bytes((0x1A, 0, page & 0x3F, 0, length, 0))
 
 
-MEDIUM_CONFIGURATION = 0x1D
-"""The mode page that says whether the medium is WORM."""
-
-
-def parse_is_worm(raw: bytes) -> bool:
-    """Whether the loaded medium is WORM, from the answer to MODE SENSE(6) for ``MEDIUM_CONFIGURATION``
-    (SSC-5 §8.5.7).
-
-    Raises:
-        ProtocolError: the page is not in it.
-    """
-    at = 4 + raw[3] if len(raw) > 3 else len(raw)
-    if len(raw) < at + 3 or raw[at] & 0x3F != MEDIUM_CONFIGURATION:
-        raise ProtocolError(f"no medium configuration page in {raw[:16].hex() or 'nothing'}")
-    return bool(raw[at + 2] & 1)
-
-
 def mode_select(length: int) -> bytes:
     """MODE SELECT(6), page format, not saved (SPC-5 §6.12)."""
     return bytes((0x15, 0x10, 0, 0, length, 0))

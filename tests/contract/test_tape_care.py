@@ -294,14 +294,15 @@ def test_a_worm_cartridge_is_appended_to_and_not_taken_again_when_it_expired(rig
     assert rig.files("A00001L9") == before
     record = rig.register.kept["A00001L9"]
     assert (record.state, record.worm) == ("full", True)
-    assert "is WORM" in record.note
+    assert "WORM" in record.note
+    # It is not even mounted again, whatever the retention says of it.
+    mounts = record.mounts
+    with pytest.raises(NoScratch):
+        put(rig.tape(barcodes=("A00001L9",)), Image("i4", os.urandom(MIB)))
+    assert rig.register.kept["A00001L9"].mounts == mounts
 
 
-def test_worm_cartridges_that_expired_cost_no_drive_where_drives_cannot_tell_them(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A drive that says nothing of WORM refuses when a label is to be written over: not its fault, however often."""
-    monkeypatch.setattr("nightferry.destination.tape.virtual_drive.VirtualDrive.is_worm", lambda self: False)
+def test_worm_cartridges_that_expired_cost_no_drive_however_many_there_are(rig: Rig) -> None:
     rig.make(drives=1, cartridges=3)
     for barcode in ("A00001L9", "A00002L9", "A00003L9"):
         (rig.path / "cartridges" / barcode / "worm").touch()
@@ -320,9 +321,14 @@ def test_a_worm_cartridge_is_not_erased(rig: Rig) -> None:
     tape = rig.tape()
     put(tape, Image("i1", os.urandom(MIB)))
     before = rig.files("A00001L9")
-    with pytest.raises(WriteProtected, match="A00001L9 is WORM"):
+    known = rig.register.kept["A00001L9"]
+    with pytest.raises(WriteProtected, match="is WORM"):
         tape.handling.erase("A00001L9", "test")
     assert rig.files("A00001L9") == before
+    same = {"at", "mounts", "note"}
+    assert rig.register.kept["A00001L9"].model_dump(exclude=same) == known.model_copy(
+        update={"worm": True}
+    ).model_dump(exclude=same)
 
 
 def test_a_drive_that_says_write_protected_in_mid_image_loses_only_the_cartridge(rig: Rig) -> None:

@@ -60,9 +60,6 @@ class FaultyDrive:
     def is_write_protected(self) -> bool:
         return self._do("is_write_protected", self.drive.is_write_protected)
 
-    def is_worm(self) -> bool:
-        return self._do("is_worm", self.drive.is_worm)
-
     def rewind(self) -> None:
         self._do("rewind", self.drive.rewind)
 

@@ -134,7 +134,6 @@ class ScriptedDrive:
         self.block_bytes = 0
         self.prevented = False
         self.descriptor = False
-        self.tells_worm = True
         self._tells_position = tells_position
 
     @property
@@ -181,7 +180,7 @@ class ScriptedDrive:
         verbs: dict[int, Callable[[], Answer]] = {
             TEST_UNIT_READY: lambda: Answer(GOOD),
             READ_BLOCK_LIMITS: lambda: Answer(GOOD, b"", _fit(bytes((0, 0xFF, 0xFF, 0xFF, 0, 1)), room)),
-            MODE_SENSE: lambda: self._mode(cdb[2] & 0x3F, room),
+            MODE_SENSE: lambda: self._mode(room),
             MODE_SELECT: lambda: self._select(data),
             READ_POSITION: lambda: self._position(room),
             REWIND: lambda: self._go(0),
@@ -211,13 +210,10 @@ class ScriptedDrive:
         )
         return Answer(GOOD, b"", _fit(bytes((0x2E, 0)) + len(flags).to_bytes(2, "big") + flags, room))
 
-    def _mode(self, page: int, room: int) -> Answer:
+    def _mode(self, room: int) -> Answer:
         assert self.tape is not None
-        if page and not (page == 0x1D and self.tells_worm):
-            return check(BAD_FIELD)
-        more = bytes((0x1D, 0x1E, self.tape.worm)).ljust(32, b"\0") if page else b""
         head = bytes((11, 0, 0x10 | (0x80 if self.tape.write_protected else 0), 8, 0x58, 0, 0, 0, 0))
-        return Answer(GOOD, b"", _fit(head + self.block_bytes.to_bytes(3, "big") + more, room))
+        return Answer(GOOD, b"", _fit(head + self.block_bytes.to_bytes(3, "big"), room))
 
     def _select(self, data: bytes) -> Answer:
         self.block_bytes = int.from_bytes(data[9:12], "big")

@@ -92,10 +92,6 @@ class TapeDrive(Protocol):
         ``WriteProtected``.
         """
 
-    def is_worm(self) -> bool:
-        """Whether the loaded cartridge is written once. False also when the drive cannot tell: such a one refuses when
-        it is written over."""
-
     def rewind(self) -> None: ...
 
     def position(self) -> Position:

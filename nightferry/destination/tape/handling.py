@@ -57,12 +57,6 @@ class Handling:
             bay.cartridge = None
             if bay.drive.is_write_protected():
                 raise WriteProtected(f"{barcode} is write-protected", subject=barcode)
-            if bay.drive.is_worm():
-                raise WriteProtected(
-                    f"{barcode} is WORM: nothing on it is written over",
-                    hint=f"`nightferry media label {barcode}` labels it when it is blank",
-                    subject=barcode,
-                )
             before = self._watch.record_of(barcode)
             self._watch.intend(barcode, f"to be erased by {why}")
             cartridge = Cartridge(bay.drive, barcode, unread=True)

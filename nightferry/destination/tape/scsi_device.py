@@ -44,7 +44,7 @@ from nightferry.scsi.transport import (
 QUICK_S = 60.0
 _BUSY_PAUSE_S = 0.5
 _MOST_ATTENTIONS = 32
-_ALERT_BYTES, _MODE_BYTES = 4096, 252
+_ALERT_BYTES = 4096
 _NO_MEDIUM = 0x3A
 _UNSUPPORTED = {(0x20, 0x00), (0x24, 0x00), (0x26, 0x00)}
 
@@ -170,17 +170,6 @@ class Device:
                 return ()
             raise
         return tuple(FLAGS.get(number, f"flag {number}") for number in cdb.parse_alerts(page))
-
-    def is_worm(self) -> bool:
-        """Whether the medium is written once; False when the device has no such page."""
-        ask = cdb.mode_sense(cdb.MEDIUM_CONFIGURATION)
-        try:
-            page = self.patiently(ask, data_in_len=_MODE_BYTES)
-        except Refused as refused:
-            if refused.is_unsupported:
-                return False
-            raise
-        return cdb.parse_is_worm(page)
 
     def close(self) -> None:
         self.transport.close()

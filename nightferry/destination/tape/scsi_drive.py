@@ -431,10 +431,6 @@ class ScsiDrive:
         self._require_loaded()
         return cdb.parse_mode(self._device.patiently(cdb.mode_sense(0), data_in_len=252)).write_protected
 
-    def is_worm(self) -> bool:
-        self._require_loaded()
-        return self._device.is_worm()
-
     def close(self) -> None:
         """Lets the device go as it is."""
         self._device.close()

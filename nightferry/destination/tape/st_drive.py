@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.tape.drive import (
@@ -25,8 +24,6 @@ from nightferry.destination.tape.scsi_device import Device
 from nightferry.destination.tape.st_node import Op, Status, TapeNode
 from nightferry.errors import DestinationError, MediumDamaged, PositionLost, Unavailable, WriteProtected
 from nightferry.scsi.transport import Transport
-
-T = TypeVar("T")
 
 _READY_S = 2 * 3600.0
 _POLL_S = 1.0
@@ -272,16 +269,12 @@ class StDrive:
     # -- care ---------------------------------------------------------------------------------
 
     def alerts(self) -> tuple[str, ...]:
-        return self._asked(Device.alerts, ())
-
-    def _asked(self, verb: Callable[[Device], T], unknown: T) -> T:
-        """What the device behind the node says; ``unknown`` when there is no way to it."""
         if self._way_to is None:
-            return unknown
+            return ()
         with self._meaning("look"):
             self._node.open()
             try:
-                return verb(Device(self._way_to(self._node.fd), self._name, self._clock))
+                return Device(self._way_to(self._node.fd), self._name, self._clock).alerts()
             finally:
                 if not self._is_loaded:
                     self._node.close()
@@ -290,10 +283,6 @@ class StDrive:
         self._require_loaded()
         with self._meaning("look"):
             return self._node.status().write_protected
-
-    def is_worm(self) -> bool:
-        self._require_loaded()
-        return self._asked(Device.is_worm, False)
 
     def close(self) -> None:
         """Lets the node go; the tape stays where it is."""

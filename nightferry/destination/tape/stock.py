@@ -19,7 +19,7 @@ from nightferry.destination.tape.watch import Watch
 from nightferry.errors import MediumDamaged, NoScratch, WriteProtected, WrongCartridge
 from nightferry.model.records import CartridgeRecord, CartridgeState
 from nightferry.progress import Cancel, Progress
-from nightferry.units import format_size
+from nightferry.units import counted, format_size
 
 _log = logging.getLogger(__name__)
 _POLL_S = 5.0
@@ -161,12 +161,13 @@ class Stock:
                 raise NoScratch(
                     f"no scratch cartridge in pool {self.pool.name}: {missing} missing for {left}",
                     subject=self.destination,
-                    hint=f"put {missing} blank cartridges of pool {self.pool.name} into the library",
+                    hint=f"put {counted(missing, 'blank cartridge')} of pool {self.pool.name} into the library",
                 )
             if need.said is None or waited - need.said >= _SAY_EVERY_S:
                 need.said = waited
                 need.progress.say(
-                    f"waiting for {missing} scratch cartridges in pool {self.pool.name}", self.destination
+                    f"waiting for {counted(missing, 'scratch cartridge')} in pool {self.pool.name}",
+                    self.destination,
                 )
             for _ in range(int(_POLL_S / _CANCEL_S)):
                 need.cancel.check()
@@ -272,16 +273,13 @@ class Stock:
 
         Raises:
             WrongCartridge: it holds live images.
-            WriteProtected: it is WORM and not blank.
+            WriteProtected: it cannot be written; a WORM cartridge that is not blank refuses this.
             ConfigError: barcode or pool cannot stand on a label.
         """
         barcode = cartridge.barcode
         live = self.register.live_images(barcode)
         if live:
             raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
-        worm = cartridge.drive.is_worm()
-        if worm and cartridge.label is not None:
-            raise WriteProtected(f"{barcode} is WORM: what is on it is not written over", subject=barcode)
         known = self.watch.record_of(barcode)
         scratch = known is not None and known.state == "expired"
         label = new_label(barcode, pool, self._clock.now())
@@ -298,10 +296,15 @@ class Stock:
             note="being labelled",
             mounts=known.mounts if known else 0,
             errors=known.errors if known else 0,
-            worm=worm,
         )
         self.register.record(before)
-        cartridge.write_label(label, self.pages.values())
+        try:
+            cartridge.write_label(label, self.pages.values())
+        except WriteProtected:
+            # Nothing was written: what was known of it holds.
+            if known is not None:
+                self.watch.change(known, worm=known.worm or known.tape_files > 0)
+            raise
         self.keep(
             cartridge,
             before,

@@ -208,10 +208,6 @@ class VirtualDrive:
         self._loaded()
         return self._protected
 
-    def is_worm(self) -> bool:
-        self._loaded()
-        return self._worm
-
     def rewind(self) -> None:
         self._loaded()
         self._file = self._record = 0

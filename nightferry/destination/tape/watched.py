@@ -51,9 +51,6 @@ class WatchedDrive:
     def is_write_protected(self) -> bool:
         return self._ask(self._drive.is_write_protected)
 
-    def is_worm(self) -> bool:
-        return self._ask(self._drive.is_worm)
-
     def rewind(self) -> None:
         self._ask(self._drive.rewind)
 
