@@ -23,6 +23,9 @@ FLOWS = {
     "restore-files",
     "restore-store",
     "verify-copies",
+    "media-inventory",
+    "media-import",
+    "media-export",
     "expire",
 }
 
