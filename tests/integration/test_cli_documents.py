@@ -188,6 +188,7 @@ def test_the_page_says_exactly_what_is_printed(
     run("nightferry selection fix", "SG1")
     with site.opened() as here, here.leases(BACK).read("a test"):
         run("nightferry cluster view")
+    run("nightferry cluster install-agent", "--agents", tmp_path / "agents")
     run("nightferry cluster move --dry-run", BACK)
     run("nightferry cluster move", BACK)
     run("nightferry tune", tmp_path, "--size", "64 KiB")

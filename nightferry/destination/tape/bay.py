@@ -9,6 +9,7 @@ from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.changer import Address, DriveLock
 from nightferry.destination.tape.drive import TapeDrive
 from nightferry.destination.tape.watched import WatchedDrive
+from nightferry.errors import DestinationError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,23 @@ class Bay:
     @property
     def name(self) -> str:
         return f"drive {self.drive.number}"
+
+    def is_astray(self) -> bool:
+        """Whether something happened to the drive since it was last used: a reset, a session that ended while
+        nobody used it, a hand that took the cartridge. What was known of it is not relied on then.
+
+        Raises:
+            Unavailable: the drive does not answer.
+        """
+        if self.cartridge is None:
+            return False
+        try:
+            self.drive.position()
+        except Unavailable:
+            raise
+        except DestinationError:
+            return True
+        return False
 
     def forget(self) -> None:
         """What is in the drive must be looked at again: after an error, or when somebody else was there."""
