@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from prefect.workers.process import ProcessWorker
 import flows
 from blocks.site import Site, deployment_name, document_name, pool_name
 from nightferry.errors import ConfigError
+from nightferry.model.destinations import TapeSettings
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import LocalClusterSettings
 from nightferry.model.site import Site as SiteModel
@@ -141,6 +143,15 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             name,
             "Checks every node, and that they agree.",
         ),
+        Planned(
+            "flows.expire.expire",
+            "expire",
+            name,
+            "Removes the copies that the retention does not keep.",
+            {"destination": destinations},
+            schedules=_daily(site.retention.expire_at),
+        ),
+        *(_media(name, [d.name for d in site.destinations if isinstance(d, TapeSettings)])),
     ]
     if isinstance(site.cluster, LocalClusterSettings):
         return by_hand
@@ -163,6 +174,27 @@ def _for_node(site: SiteModel, planned: Planned, node: str) -> Planned:
         description=f"On {node}: {planned.description}",
         queue=node.lower(),
     )
+
+
+def _media(name: str, libraries: list[str]) -> list[Planned]:
+    """What only a site with a tape library has."""
+    if not libraries:
+        return []
+    choices = {"library": libraries}
+    return [
+        Planned("flows.media.media_inventory", "media-inventory", name, "What cartridge is where.", choices),
+        Planned(
+            "flows.media.media_import", "media-import", name, "Takes in what lies in the ports.", choices
+        ),
+        Planned(
+            "flows.media.media_export", "media-export", name, "Carries cartridges to the ports.", choices
+        ),
+    ]
+
+
+def _daily(at: time | None) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """A schedule for each day at a time in site time; none when there is no time."""
+    return {} if at is None else {"daily": (f"{at.minute} {at.hour} * * *", {})}
 
 
 def load_flow(entrypoint: str) -> Flow[..., Any]:

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -68,6 +70,7 @@ class LeaseLock:
         storage: Where that catalog lies.
         back_group: Whose lock.
         node: The name written into it.
+        what: What the lease is for; see ``LeaseRecord``.
         lease_s: ``LEASE_S``.
     """
 
@@ -78,10 +81,13 @@ class LeaseLock:
         back_group: str,
         *,
         node: str,
+        what: str = "",
         clock: Clock = SYSTEM_CLOCK,
         lease_s: float | None = None,
     ) -> None:
         self.back_group = check_name(back_group)
+        self._what = what
+        self._subject = f"{back_group}.{what}" if what else back_group
         self._catalog = catalog
         self._storage = storage
         self._node = node
@@ -102,20 +108,30 @@ class LeaseLock:
         return self._held_by().since
 
     def acquire(
-        self, run: str, window: str, *, say: Say = quiet, lost: Say = quiet, cancel: Cancel | None = None
+        self,
+        run: str,
+        window: str,
+        *,
+        say: Say = quiet,
+        lost: Say = quiet,
+        cancel: Cancel | None = None,
+        permit: Callable[[], None] | None = None,
     ) -> Self:
         """See ``RunLock.acquire``. A living holder is known by its next beat, a dead one by the lease's time.
 
-        What was watched is kept from one call to the next.
+        What was watched is kept from one call to the next. ``permit`` may refuse, in view of all that is in the
+        log before this lease.
         """
         if self.held:
             raise locked_here(self.back_group)
         self._wait_until_free(say, cancel or Cancel())
         holder = Holder(run=run, window=window, node=self._node, pid=os.getpid(), since=self._clock.now())
-        lease = LeaseRecord(back_group=self.back_group, state="held", **holder.model_dump())
+        before, _ = self._newest()
         try:
-            placed = self._catalog.append(lease, expect=self._newest()[0])
+            placed = self._catalog.append(self._lease("held", holder), expect=before, permit=permit)
         except BusyError as error:
+            if self._newest()[0] == before:
+                raise  # it is not this lease that is taken
             raise busy(self.back_group, self.holder()) from error
         self._holder, self._sequence, self._number = holder, placed.sequence, 0
         self._ended = threading.Event()
@@ -157,14 +173,26 @@ class LeaseLock:
         if not sequence:
             return
         self._ended.set()
-        free = LeaseRecord(back_group=self.back_group, state="free", **self._held_by().model_dump())
         try:
-            self._catalog.append(free, expect=sequence)
+            self._catalog.append(self._lease("free", self._held_by()), expect=sequence)
         except BusyError:
             return  # somebody took it over: there is nothing left to give back
         finally:
             self._sequence = 0
             self._catalog.unfence(self)
+        self._storage.remove("locks", [self._name(sequence)])
+
+    def clear(self, say: Say = quiet, cancel: Cancel | None = None) -> None:
+        """Takes a dead holder's lease away, for somebody who wants something else.
+
+        Raises:
+            BusyError: its holder lives.
+        """
+        self._wait_until_free(say, cancel or Cancel())
+        sequence, lease = self._newest()
+        if lease is None or lease.state == "free":
+            return
+        self._catalog.append(lease.model_copy(update={"state": "free"}), expect=sequence)
         self._storage.remove("locks", [self._name(sequence)])
 
     def holder(self) -> Holder | None:
@@ -219,6 +247,9 @@ class LeaseLock:
                 return
             self._clock.sleep(self._lease_s / BEATS / 4)
 
+    def _lease(self, state: Literal["held", "free"], holder: Holder) -> LeaseRecord:
+        return LeaseRecord(back_group=self.back_group, what=self._what, state=state, **holder.model_dump())
+
     def _held_by(self) -> Holder:
         if self._holder is None or not self._sequence:
             raise not_locked(self.back_group)
@@ -226,7 +257,7 @@ class LeaseLock:
 
     def _newest(self) -> tuple[int, LeaseRecord | None]:
         """The newest lease that is known, and its event's number."""
-        event = self._catalog.latest_event(LeaseRecord, self.back_group)
+        event = self._catalog.latest_event(LeaseRecord, self._subject)
         return (0, None) if event is None else (event.sequence, LeaseRecord.model_validate(event.body))
 
     def _beat_on(self, ended: threading.Event, lost: Say) -> None:
@@ -245,17 +276,13 @@ class LeaseLock:
 
     def _remove_others(self) -> None:
         """What earlier holders left: nobody looks at it."""
-        others = [
-            name
-            for name in self._storage.names("locks")
-            if name.startswith(f"{self.back_group}.")
-            and name.endswith(".beat")
-            and name != self._name(self._sequence)
-        ]
+        ours = re.compile(rf"{re.escape(self._subject)}\.[0-9]{{12}}\.beat")
+        mine = self._name(self._sequence)
+        others = [name for name in self._storage.names("locks") if ours.fullmatch(name) and name != mine]
         self._storage.remove("locks", others)
 
     def _name(self, sequence: int) -> str:
-        return f"{self.back_group}.{sequence:012d}.beat"
+        return f"{self._subject}.{sequence:012d}.beat"
 
     def _path(self, sequence: int) -> str:
         return f"locks/{self._name(sequence)}"

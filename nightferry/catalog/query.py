@@ -6,7 +6,8 @@ import difflib
 import os
 import platform
 import threading
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -31,6 +32,7 @@ from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import CatalogError, ConfigError
 from nightferry.model.records import (
+    OUTLIVED,
     RECORDS,
     ApprovalRecord,
     CartridgeRecord,
@@ -38,6 +40,7 @@ from nightferry.model.records import (
     Event,
     FailureRecord,
     FreedRecord,
+    HoldRecord,
     ImageRecord,
     OwnerRecord,
     Record,
@@ -127,13 +130,20 @@ class Catalog:
 
     # --- the log
 
-    def append(self, record: Record, phase: Phase = "result", expect: int | None = None) -> Event:
+    def append(
+        self,
+        record: Record,
+        phase: Phase = "result",
+        expect: int | None = None,
+        permit: Callable[[], None] | None = None,
+    ) -> Event:
         """Records the whole truth about a subject; durable on return, and true for every query after it.
 
         Args:
             phase: ``intent`` before something is begun, ``result`` when it is so.
             expect: Sequence of the last event of this subject that the caller decided upon (see
                 `latest_event`; 0 for none).
+            permit: Asked when every event before this one is known; what it raises ends the attempt.
 
         Raises:
             BusyError: with ``expect``: somebody recorded something newer about the subject. A lock that this
@@ -146,8 +156,14 @@ class Catalog:
             raise CatalogError(
                 f"cannot record {record.kind} {record.subject!r}: {error}", subject=record.subject
             ) from error
+
+        def all_permit() -> None:
+            self._permit()
+            if permit is not None:
+                permit()
+
         with self._lock:
-            return self._log.append(record.kind, record.subject, phase, body, expect, self._permit)
+            return self._log.append(record.kind, record.subject, phase, body, expect, all_permit)
 
     def refresh(self) -> int:
         """Learns what other processes wrote; returns how many events.
@@ -267,20 +283,40 @@ class Catalog:
     def image_as_of(
         self, group: str, store: str, when: datetime | None, *, partial: bool = False
     ) -> ImageRecord | None:
-        """The store's newest image whose start is not later than ``when`` and that is whole.
+        """The store's newest image whose start is not later than ``when``, and that is whole and not expired.
 
         Args:
             when: Aware; None: the newest of all, also when another node's clock goes ahead of this one's.
             partial: Takes a partial image too when it is the newest.
         """
         for image in self.images(group, store):
-            if (when is None or image.started <= when) and (partial or image.state == "whole"):
+            in_time = when is None or image.started <= when
+            if in_time and (partial or image.state == "whole") and not self.expired(image.image):
                 return image
         return None
 
     def freed(self, image: str) -> bool:
         """Whether staging gave the image's room back."""
         return self.latest(FreedRecord, image) is not None
+
+    def expired(self, image: str) -> bool:
+        """Whether the retention has taken all of the image: it is neither on staging nor anywhere else."""
+        freed = self.latest(FreedRecord, image)
+        states = {copy.state for copy in self.all_copies(image)}
+        return (
+            freed is not None
+            and (freed.expired or not states.isdisjoint(OUTLIVED))
+            and states <= {*OUTLIVED, "lost"}
+        )
+
+    def hold(self, image: str) -> HoldRecord | None:
+        """The hold that keeps the image from expiring; None when there is none."""
+        found = self.latest(HoldRecord, image)
+        return found if found is not None and found.held else None
+
+    def holds(self) -> list[HoldRecord]:
+        """Every hold, the oldest first."""
+        return [record for record in self.all(HoldRecord) if record.held]
 
     # --- copies and cartridges
 
@@ -307,11 +343,30 @@ class Catalog:
         return sorted((placed.record for placed in found), key=lambda cartridge: cartridge.barcode)
 
     def live_images(self, destination: str, barcode: str) -> list[str]:
-        """Images with a copy on this cartridge that is not lost: the cartridge must not be overwritten."""
-        found = self._placed(CopyRecord, destination=destination)
-        return sorted(
-            {c.record.image for c in found if c.record.state != "lost" and barcode in _barcodes(c.record)}
-        )
+        """Images that keep this cartridge from being written over.
+
+        Those with a copy on it that is neither lost nor expired, and those that it was written with while
+        their record does not say yet what became of it.
+        """
+        return sorted(self.live_by_cartridge(destination).get(barcode, ()))
+
+    def live_by_cartridge(self, destination: str) -> dict[str, set[str]]:
+        """Barcode → what `live_images` says of it; cartridges without any are left out."""
+        written_to: dict[str, set[str]] = defaultdict(set)
+        for cartridge in self.cartridges(destination):
+            for image in cartridge.images:
+                written_to[image].add(cartridge.barcode)
+        live: dict[str, set[str]] = defaultdict(set)
+        for placed in self._placed(CopyRecord, destination=destination):
+            copy = placed.record
+            if copy.state in ("lost", "expired"):
+                continue
+            on_them = _barcodes(copy)
+            if copy.state == "writing":
+                on_them |= written_to.get(copy.image, set())
+            for barcode in on_them:
+                live[barcode].add(copy.image)
+        return dict(live)
 
     # --- indexes
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from nightferry.cluster.crm import Configured, CrmGroup, Primitive, Status
 from nightferry.cluster.reader_agent import AGENT as READER_AGENT
-from nightferry.cluster.reader_agent import AGENT_PATH, OCF_AGENTS
+from nightferry.cluster.reader_agent import AGENT_PATH
 from nightferry.model.findings import Finding
 from nightferry.model.nodes import NodeSpec
 
@@ -137,13 +138,13 @@ def _reader_agent(name: str, configured: Configured) -> Iterator[Finding]:
         )
 
 
-def installed(configured: Configured) -> Iterator[Finding]:
+def installed(configured: Configured, agents: Path) -> Iterator[Finding]:
     """Whether this node has the agent of this release."""
     groups = (primitive for members in configured.members.values() for primitive in members)
     for kind in sorted(
         {p.agent for p in (*groups, *configured.elsewhere) if p.agent.endswith(f":{READER_AGENT}")}
     ):
-        path = OCF_AGENTS / kind.split(":")[1] / READER_AGENT
+        path = agents / kind.split(":")[1] / READER_AGENT
         try:
             content = path.read_bytes()
         except OSError as error:

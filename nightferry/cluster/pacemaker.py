@@ -15,6 +15,7 @@ from typing import Protocol
 from nightferry.cluster import crm_check, crm_disk
 from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
 from nightferry.cluster.crm import Action, Configured, CrmGroup, Failure, Pin, Status, read_cib
+from nightferry.cluster.reader_agent import OCF_AGENTS
 from nightferry.cluster.tools import CrmTools, pin_id
 from nightferry.errors import ClusterError, MoveFailed
 from nightferry.model.findings import Finding
@@ -66,6 +67,7 @@ class PacemakerCluster:
         allow_without_fencing: Move although a lost node would not be fenced off.
         move_s: How long a group's stop and start may take.
         tools: Pacemaker's.
+        agents: Where this node has its resource agents, for `check`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class PacemakerCluster:
         allow_without_fencing: bool = False,
         move_s: float = MOVE_S,
         tools: CrmTools | None = None,
+        agents: Path = OCF_AGENTS,
     ) -> None:
         self._nodes = tuple(nodes)
         self._groups = tuple(dict.fromkeys(groups))
@@ -86,6 +89,7 @@ class PacemakerCluster:
         self._allow_without_fencing = allow_without_fencing
         self._move_s = move_s
         self._tools = tools or CrmTools()
+        self._agents = agents
 
     @property
     def here(self) -> str | None:
@@ -188,7 +192,7 @@ class PacemakerCluster:
         findings = [
             *crm_check.whole_cluster(status, configured, allowed=self._allow_without_fencing),
             *crm_check.nodes(status, self._nodes),
-            *crm_check.installed(configured),
+            *crm_check.installed(configured, self._agents),
         ]
         for name in self._groups:
             view = self._group_view(name, status)

@@ -19,6 +19,7 @@ from nightferry.model.destinations import (
     Retention,
     S3Access,
     S3Settings,
+    SiteRetention,
     TapeSettings,
 )
 from nightferry.model.fields import (
@@ -138,7 +139,7 @@ class Site(Section):
     destinations: tuple[Destination, ...] = ()
     ndmp_servers: tuple[NdmpServer, ...] = ()
     hooks: tuple[Hook, ...] = ()
-    retention: Retention = Retention()
+    retention: SiteRetention = SiteRetention()
 
     @property
     def name(self) -> str:
@@ -291,8 +292,6 @@ def _named(things: tuple[_N, ...], name: str, what: str) -> _N:
 
 def _undelivered(site: Site) -> list[str]:
     found: list[str] = []
-    if is_bucket(site.site.catalog) and not isinstance(site.cluster, LocalClusterSettings):
-        found.append(f"site.catalog: a catalog in a bucket beside a cluster of kind {site.cluster.kind}")
     for group in site.groups:
         if group.postgres is not None:
             found.append(f"groups[{group.name}].postgres: PostgreSQL storage groups")

@@ -46,6 +46,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *_cluster(opened),
             *surroundings.hooks(opened),
             *_destinations(opened),
+            *_retention(opened),
             *_restore_roots(opened),
             *surroundings.packages(),
             *surroundings.prefect_api(),
@@ -242,6 +243,26 @@ def _destinations(opened: OpenSite) -> Iterator[Finding]:
                 "warn",
                 f"storage group {group.name} has no copies: its images stay on staging alone",
                 'name its destinations in copies = ["…"]',
+            )
+
+
+def _retention(opened: OpenSite) -> Iterator[Finding]:
+    for settings in opened.site.destinations:
+        retention = opened.site.retention_of(settings.name)
+        if retention.keeps_everything:
+            yield Finding(
+                "NF-RET-001",
+                "note",
+                f"destination {settings.name} keeps every image for ever",
+                "give [retention], or the destination's own, numbers: keep_last, keep_daily …",
+            )
+        elif retention.keeps_one:
+            yield Finding(
+                "NF-RET-002",
+                "warn",
+                f"destination {settings.name} keeps a single image of each store: nothing older is left there "
+                "when that is damaged, or was made of a damaged store",
+                "raise keep_last, or add keep_daily",
             )
 
 

@@ -210,7 +210,9 @@ def move_ungated(
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     run = f"maintenance by {operator()}: {reason}"
     with _hooked(opened, back_group, to, run, progress=progress, cancel=cancel):
-        return _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+        node = _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+    settle(opened, back_group, progress=progress)
+    return node
 
 
 def _when_free(

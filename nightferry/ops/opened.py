@@ -12,12 +12,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, assert_never
 
 from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
+from nightferry.catalog.readers import DiskReaders
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
@@ -32,13 +34,14 @@ from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
-from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
+from nightferry.model.records import CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.model.redact import redacted
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogConstraints, CatalogRegister
 from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
-from nightferry.progress import Cancel
+from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
 
@@ -59,16 +62,27 @@ class OpenSite:
     Args:
         loaded: The site file as read.
         clock: Handed to everything that waits or stamps.
+        progress: Is told what a destination waits for where a verb has no progress of its own to hand on: a
+            cartridge that is to be read and is not in its library.
+        cancel: Ends such a wait.
         catalog: Another catalog than the site's own, which is lost: no destination is new then, whatever this
             one knows of it.
     """
 
     def __init__(
-        self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK, catalog: Catalog | None = None
+        self,
+        loaded: LoadedSite,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        progress: Progress = QUIET,
+        cancel: Cancel | None = None,
+        catalog: Catalog | None = None,
     ) -> None:
         self.loaded = loaded
         self.site: Site = loaded.site
         self.clock = clock
+        self.progress = progress
+        self._cancel = cancel or Cancel()
         self.site.require_delivered()
         self.host = socket.gethostname()
         self._closing = ExitStack()
@@ -196,11 +210,13 @@ class OpenSite:
         """The BACK group's disk, as it is mounted here."""
         return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
 
-    def leases(self, back_group: str) -> Leases:
+    def leases(self, back_group: str) -> Leases | DiskReaders:
         """Who reads from the BACK group's disk, on any node."""
         name = self.site.back_group(back_group).name
-        beside = self.site.catalog_path or self.site.cluster_state_path.parent
-        return Leases(beside / "locks" / f"{name}.readers", name, self.clock)
+        path = self.site.catalog_path
+        if path is None:
+            return DiskReaders(self.catalog, name, self.clock)
+        return Leases(path / "locks" / f"{name}.readers", name, self.clock)
 
     def back_group_of(self, image: ImageRecord) -> str:
         """The BACK group that the image was staged on.
@@ -320,6 +336,18 @@ class OpenSite:
         """What each destination can be expected to do, to choose where to restore from."""
         return {d.name: _speed(d) for d in self.site.destinations}
 
+    def pages(self) -> dict[str, bytes]:
+        """What a cartridge that is found has to say of itself: how to read it, and what the site was."""
+        return {"recovery.md": recovery_page(), "site.toml": redacted(self.loaded.text).encode()}
+
+    def offsite(self) -> dict[str, set[str]]:
+        """Destination → barcodes of its cartridges that are in a vault."""
+        found: dict[str, set[str]] = {}
+        for record in self.catalog.all(CartridgeRecord):
+            if record.state == "offsite":
+                found.setdefault(record.destination, set()).add(record.barcode)
+        return found
+
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -407,6 +435,7 @@ class OpenSite:
                     settings.pool.barcodes,
                     settings.pool.autolabel,
                     settings.pool.wait_for_media,
+                    settings.pool.cleaning,
                 )
                 return TapeDestination(
                     settings.name,
@@ -414,6 +443,10 @@ class OpenSite:
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
+                    cancel=self._cancel,
+                    tell=lambda text: self.progress.say(text, settings.name),
+                    buffer_bytes=settings.buffer_bytes,
+                    pages=self.pages(),
                 )
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
@@ -431,6 +464,11 @@ class OpenSite:
                 return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
             case _:
                 assert_never(settings)
+
+
+def recovery_page() -> bytes:
+    """How to read a cartridge without nightferry; it goes onto each."""
+    return (resources.files("nightferry.destination.tape") / "recovery.md").read_bytes()
 
 
 def _speed(settings: DestinationSettings) -> Speed:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from nightferry.errors import (
 )
 from nightferry.image.frames import FramedReader
 from nightferry.model.destinations import S3Settings
-from nightferry.model.records import CartridgeRecord
+from nightferry.model.records import CartridgeRecord, DriveRecord
 from nightferry.ops.encode import EncodedOutgoing
 from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.base import ByteReader
@@ -58,6 +59,7 @@ class FileRegister:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.live: dict[str, list[str]] = {}
+        self.drives: list[DriveRecord] = []
         folder.mkdir(exist_ok=True)
 
     def cartridge(self, barcode: str) -> CartridgeRecord | None:
@@ -72,6 +74,9 @@ class FileRegister:
         fresh = self.folder / f".{cartridge.barcode}"
         fresh.write_text(cartridge.model_dump_json())
         fresh.replace(self.folder / cartridge.barcode)
+
+    def record_drive(self, drive: DriveRecord) -> None:
+        self.drives.append(drive)
 
     def live_images(self, barcode: str) -> list[str]:
         return self.live.get(barcode, [])
@@ -493,6 +498,24 @@ def test_a_removed_copy_is_not_found_where_room_comes_back_at_once(place: Place)
             pass
 
 
+def test_an_expired_copy_leaves_nothing_and_expires_again_without_complaint(place: Place) -> None:
+    destination = place.again()
+    kept = put(destination, Image("i2", random_bytes(2, MIB)))
+    receipt = put(destination, Image("i1", random_bytes(1, MIB)))
+    assert destination.locked(receipt.location) is None
+    for _ in range(2):
+        assert destination.expire(receipt.location) == ""
+    if place.kind != "tape":
+        assert [found.image for found in destination.scan()] == ["i2"]
+    assert len(read_all(destination, kept)) == MIB
+
+
+def test_whole_copies_are_no_leftovers_however_old(place: Place) -> None:
+    destination = place.again()
+    put(destination, Image("i1", random_bytes(1, MIB)))
+    assert list(destination.leftovers(datetime.now(UTC) + timedelta(days=400))) == []
+
+
 def test_a_flipped_byte_reaches_the_caller_who_compares(place: Place) -> None:
     image = Image("i1", random_bytes(1, 2 * MIB))
     receipt = put(place.again(), image)
@@ -554,6 +577,14 @@ def test_catalog_copies_are_taken(place: Place) -> None:
     receipt = put(destination, image)
     assert read_all(place.again(), receipt) == image.data
     assert [f.image for f in destination.scan()] == ["i1"]
+    later = place.again()
+    kept = later.catalog_copies()
+    assert kept[:3] == [f"catalog-{number}.parquet" for number in (4, 3, 2)]
+    assert len(kept) == (5 if place.kind == "tape" else 3)
+    for name in kept[:3]:
+        assert later.get_catalog(name) == random_bytes(int(name[8]), 1000)
+    with pytest.raises(MediumDamaged):
+        later.get_catalog("catalog-9.parquet")
 
 
 def test_check_finds_nothing_but_what_a_scheme_cannot_do_where_all_is_well(place: Place) -> None:

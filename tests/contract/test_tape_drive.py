@@ -17,9 +17,11 @@ from nightferry.destination.tape.scsi_drive import ScsiDrive
 from nightferry.destination.tape.scsi_open import Options, open_iscsi
 from nightferry.destination.tape.st_drive import StDrive
 from nightferry.destination.tape.virtual import VirtualLibrary, create
+from nightferry.destination.tape.watched import WatchedDrive
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
 from nightferry.scsi.iscsi import Portal
 from tests.servers.tgtd import TARGET, Tgtd
+from tests.support.faulty_drive import FaultyDrive
 from tests.support.played_tape_node import PlayedTapeNode
 from tests.support.scripted_library import ScriptedDrive, Tape
 
@@ -74,6 +76,16 @@ def behind_iscsi(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
         library.close()
 
 
+def watched(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    for bench in virtual(tmp, request):
+        yield Bench(WatchedDrive(bench.drive), WatchedDrive(bench.empty))
+
+
+def faulty(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    for bench in virtual(tmp, request):
+        yield Bench(FaultyDrive(bench.drive), FaultyDrive(bench.empty))
+
+
 def behind_st(tmp: Path, _: pytest.FixtureRequest) -> Iterator[Bench]:
     nodes = [PlayedTapeNode(Tape("A00001L9", CARTRIDGE)), PlayedTapeNode()]
     drives = [StDrive(n, node, 256 << 10) for n, node in enumerate(nodes)]
@@ -83,6 +95,8 @@ def behind_st(tmp: Path, _: pytest.FixtureRequest) -> Iterator[Bench]:
 
 KINDS = {
     "virtual": virtual,
+    "watched": watched,
+    "faulty": faulty,
     "scripted": scripted,
     "scripted-plain": scripted_plain,
     "played-st": behind_st,

@@ -1,6 +1,7 @@
 """Pacemaker's own tools with the cluster in a file: what stands in the way of a move, and how one ends."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -246,3 +247,90 @@ def test_a_machine_without_the_tools_is_told_to_install_them(monkeypatch):
     with pytest.raises(ClusterError, match="crm_mon is not on this machine") as refused:
         CrmTools().status()
     assert "pacemaker-cli-utils" in refused.value.hint
+
+
+def drop(crm, resource):
+    crm.tool("cibadmin", "--delete", "--xpath", f"//primitive[@id='{resource}']")
+    crm.act()
+
+
+FINDINGS = {
+    "no quorum": (lambda crm: crm.edit(".", **{"have-quorum": "0"}), "NF-CLUSTER-020", "fail"),
+    "fencing off": (lambda crm: crm.option("stonith-enabled", "false"), "NF-CLUSTER-021", "fail"),
+    "no fence device": (lambda crm: drop(crm, "fence"), "NF-CLUSTER-022", "fail"),
+    "maintenance": (lambda crm: crm.option("maintenance-mode", "true"), "NF-CLUSTER-023", "fail"),
+    "standby": (lambda crm: crm.standby(ALTERNATE), "NF-CLUSTER-003", "warn"),
+    "a node too many": (
+        lambda crm: crm.tool("cibadmin", "-C", "-o", "nodes", "-X", '<node id="9" uname="TEX-PASS-9"/>'),
+        "NF-CLUSTER-025",
+        "warn",
+    ),
+    "a node too few": (
+        lambda crm: crm.tool("cibadmin", "--delete", "--xpath", f"//*[@uname='{ALTERNATE}']"),
+        "NF-CLUSTER-024",
+        "fail",
+    ),
+    "unmanaged": (lambda crm: crm.meta(MAIL, "is-managed", "false"), "NF-CLUSTER-026", "fail"),
+    "failed before": (lambda crm: crm.fail("back1-fs", ALTERNATE), "NF-CLUSTER-027", "warn"),
+    "no reader agent": (lambda crm: drop(crm, "mail1-reader"), "NF-CLUSTER-028", "fail"),
+    "the reader agent of another group": (
+        lambda crm: crm.edit(".//nvpair[@id='mail1-reader-group']", value=BACK),
+        "NF-CLUSTER-029",
+        "fail",
+    ),
+    "no reader agent on this node": (
+        lambda crm: (crm.agents / "nightferry/nightferry-reader").unlink(),
+        "NF-CLUSTER-029",
+        "fail",
+    ),
+    "an old reader agent on this node": (
+        lambda crm: (crm.agents / "nightferry/nightferry-reader").write_text("#!/bin/sh"),
+        "NF-CLUSTER-029",
+        "fail",
+    ),
+    "force_unmount": (
+        lambda crm: crm.edit(".//nvpair[@id='back1-fs-force_unmount']", value="true"),
+        "NF-CLUSTER-030",
+        "note",
+    ),
+    "a ban": (
+        lambda crm: crm.tool("crm_resource", "--ban", "-r", BACK, "-N", ALTERNATE),
+        "NF-CLUSTER-031",
+        "warn",
+    ),
+    "a constraint of ours": (lambda crm: move(crm.cluster(), ALTERNATE), "NF-CLUSTER-032", "note"),
+    "little stickiness": (
+        lambda crm: crm.edit("configuration/rsc_defaults/meta_attributes/nvpair", value="10"),
+        "NF-CLUSTER-033",
+        "warn",
+    ),
+    "a path that the group does not mount": (lambda crm: None, "NF-CLUSTER-034", "fail"),
+}
+
+
+@pytest.mark.parametrize("case", FINDINGS)
+def test_check_says_what_endangers_the_night(crm, case):
+    make, id_, severity = FINDINGS[case]
+    path = Path("/elsewhere" if id_ == "NF-CLUSTER-034" else "/srv/back1")
+    if id_ != "NF-CLUSTER-034":
+        assert crm.cluster().check() == []
+    make(crm)
+    # Asked on another node than the group's: what is mounted there is not looked at.
+    found = crm.cluster(disks={BACK: path}, here=PRIMARY).check()
+    assert (id_, severity) in {(f.id, f.severity) for f in found}
+    assert all(f.text and f.fix for f in found)
+
+
+def test_a_reader_agent_may_also_stand_beside_its_group(crm):
+    """Ordered after and colocated with it; not without."""
+    drop(crm, "mail1-reader")
+    crm.tool(
+        "cibadmin", "--create", "--scope", "resources", "--xml-text",
+        '<primitive id="apart" class="ocf" provider="nightferry" type="nightferry-reader">'
+        f'<instance_attributes id="apart-p"><nvpair id="apart-g" name="group" value="{MAIL}"/></instance_attributes>'
+        "</primitive>",
+    )  # fmt: skip
+    assert [f.id for f in crm.cluster().check()] == ["NF-CLUSTER-029"]
+    crm.constrain(f'<rsc_colocation id="c" rsc="apart" with-rsc="{MAIL}" score="INFINITY"/>')
+    crm.constrain(f'<rsc_order id="o" first="{MAIL}" then="apart" kind="Mandatory"/>')
+    assert crm.cluster().check() == []

@@ -263,7 +263,7 @@ def test_a_catalog_is_rebuilt_into_a_bucket_and_out_of_one(
     make_site: MakeSite, seaweed: Seaweed, nightferry: Command
 ) -> None:
     site = make_site(copies=("folder",))
-    prefix = move_catalog(site, seaweed)
+    prefix = move_catalog(site.file, seaweed)
     with site.open(HandClock()) as opened:
         assert night.night(opened, BACK_GROUP).result == "whole"
         with opened.catalog.run_lock(BACK_GROUP).acquire("r", "20261110"):

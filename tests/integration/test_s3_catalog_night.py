@@ -24,7 +24,7 @@ from tests.servers.proxy import Fault, Proxy, proxied
 from tests.servers.seaweed import Seaweed
 from tests.support import night
 from tests.support.bucket_catalog import move_catalog
-from tests.support.command_site import Command, process
+from tests.support.command_site import Command
 from tests.support.night_process import NightProcess
 from tests.support.outside import compare_tree, folder_copies, tape_copies, wrong_images
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
@@ -69,7 +69,7 @@ def require_whole(site: SmallSite, opened: OpenSite, to: Path) -> None:
 
 def test_a_night_with_its_catalog_in_a_bucket(make_site: MakeSite, seaweed: Seaweed, tmp_path: Path) -> None:
     site = make_site()
-    prefix = move_catalog(site, seaweed)
+    prefix = move_catalog(site.file, seaweed)
     with site.open(HandClock()) as opened:
         record = night.night(opened, BACK_GROUP)
         assert (record.state, record.result) == ("ended", "whole")
@@ -87,7 +87,7 @@ def test_a_night_killed_at_any_phase_goes_on_after_the_leases_time(
     make_site: MakeSite, seaweed: Seaweed, tmp_path: Path
 ) -> None:
     site = make_site()
-    move_catalog(site, seaweed)
+    move_catalog(site.file, seaweed)
     said: list[str] = []
 
     class Told:
@@ -115,7 +115,7 @@ def test_a_stopped_run_that_was_taken_over_records_nothing_when_it_wakes(
     make_site: MakeSite, seaweed: Seaweed, tmp_path: Path
 ) -> None:
     site = make_site()
-    move_catalog(site, seaweed)
+    move_catalog(site.file, seaweed)
     with NightProcess(site.file) as sleeper:
         sleeper.until("stage SG1/b")
         sleeper.process.send_signal(signal.SIGSTOP)
@@ -134,7 +134,7 @@ def test_two_runs_of_one_window_meet_as_one_is_busy(
     make_site: MakeSite, seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = make_site()
-    move_catalog(site, seaweed)
+    move_catalog(site.file, seaweed)
     monkeypatch.setenv("NF_TEST_LEASE_S", "3")
     monkeypatch.setattr(lease, "LEASE_S", 3.0)
     with NightProcess(site.file) as first:
@@ -152,7 +152,7 @@ def test_an_endpoint_that_goes_away_in_the_night_leaves_nothing_half(
     make_site: MakeSite, seaweed: Seaweed, proxy: Proxy, tmp_path: Path
 ) -> None:
     site = make_site()
-    move_catalog(site, seaweed, proxy.endpoint)
+    move_catalog(site.file, seaweed, proxy.endpoint)
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
         writes = 0
@@ -179,7 +179,7 @@ def test_an_endpoint_that_goes_away_in_the_night_leaves_nothing_half(
 
 def test_an_empty_bucket_after_a_used_disk_is_refused(make_site: MakeSite, seaweed: Seaweed) -> None:
     site = make_site()
-    move_catalog(site, seaweed)
+    move_catalog(site.file, seaweed)
     with site.open(HandClock()) as opened:
         night.stage_one(opened, BACK_GROUP)
     text = site.file.read_text()
@@ -192,7 +192,7 @@ def test_check_looks_whether_the_endpoint_honours_claims(
     make_site: MakeSite, seaweed: Seaweed, proxy: Proxy
 ) -> None:
     site = make_site()
-    move_catalog(site, seaweed, proxy.endpoint)
+    move_catalog(site.file, seaweed, proxy.endpoint)
     with site.open() as opened:
         assert [f for f in check(opened.loaded) if f.id.startswith("NF-CAT")] == []
         catalog_bucket._honest.clear()
@@ -211,33 +211,11 @@ def test_check_looks_whether_the_endpoint_honours_claims(
     assert "If-None-Match" in finding.text
 
 
-def test_the_command_line_works_on_a_catalog_in_a_bucket(
-    make_site: MakeSite, seaweed: Seaweed, tmp_path: Path
-) -> None:
-    site = make_site()
-    move_catalog(site, seaweed)
-    home = {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": ""}
-    backup = process(site.file, "backup", "--json", env=home)
-    try:
-        assert backup.code == 0, backup.err
-        assert backup.document["failed"] == []
-        shown = process(site.file, "status", "--json")
-        assert shown.code == 0, shown.out + shown.err
-        images = process(site.file, "images", "--json").document["images"]
-        assert sorted(f"{i['group']}/{i['store']}" for i in images) == ["SG1/a", "SG1/b"]
-        back = tmp_path / "back"
-        done = process(site.file, "restore", "store", "SG1/a", "--copy", "tape", "--to", str(back))
-        assert done.code == 0, done.err
-        assert compare_tree(site.store("SG1/a"), back) == ""
-    finally:
-        process(site.file, "server", "stop", env=home)
-
-
 def test_an_endpoint_that_is_away_exits_60_and_names_the_catalog(
     make_site: MakeSite, seaweed: Seaweed, proxy: Proxy, nightferry: Command
 ) -> None:
     site = make_site()
-    move_catalog(site, seaweed, proxy.endpoint)
+    move_catalog(site.file, seaweed, proxy.endpoint)
     proxy.rule = lambda ask: Fault(cut_request=0)
     for verb in (("status",), ("images",), ("restore", "store", "SG1/a", "--to", site.home / "returned")):
         ran = nightferry(site.file, *verb, "--json")

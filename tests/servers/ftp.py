@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from pyftpdlib.authorizers import DummyAuthorizer
-from pyftpdlib.handlers import FTPHandler
-from pyftpdlib.servers import ThreadedFTPServer
 
 USER, PASSWORD = "copies", "ftpsecret-20d7"
 
@@ -35,6 +33,12 @@ class Ftp:
 @pytest.fixture(scope="session")
 def ftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ftp]:
     """One server for the session of this process, in a thread of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it stands on asyncore
+        from pyftpdlib.authorizers import DummyAuthorizer
+        from pyftpdlib.handlers import FTPHandler
+        from pyftpdlib.servers import ThreadedFTPServer
+
     home = tmp_path_factory.mktemp("ftp")
     users = DummyAuthorizer()
     users.add_user(USER, PASSWORD, str(home), perm="elradfmwMT")

@@ -282,7 +282,12 @@ class PacemakerServer:
         for node in NODES:
             if not self.is_up(node):  # off before, or fenced only now
                 self.boot(node)
-        return seen.online == set(NODES) and not seen.unclean
+        # Others do not yet know of a node that has just gone: each must say itself that it takes part.
+        return seen.online == set(NODES) and not seen.unclean and all(map(self._takes_part, NODES))
+
+    def _takes_part(self, node: str) -> bool:
+        answer = self.run(node, "crm_mon", "-1", "--output-as=xml")
+        return answer.returncode == 0 and 'with_quorum="true"' in answer.stdout
 
     def property(self, name: str, value: str) -> None:
         """Sets a property of the cluster."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from nightferry.clock import Clock
 from nightferry.destination.s3.backoff import ATTEMPTS, Backoff
@@ -14,7 +15,7 @@ from nightferry.destination.s3.failure import is_passing
 from nightferry.model.destinations import S3Settings
 from nightferry.ops.catalog_bucket import BucketStorage
 from tests.servers.seaweed import KEYS, Seaweed
-from tests.support.small_site import HandClock, SmallSite
+from tests.support.small_site import HandClock
 
 SITE = """\
 [site.catalog_s3]
@@ -55,17 +56,17 @@ def bucket_place(
         storage.close()
 
 
-def move_catalog(site: SmallSite, server: Seaweed, endpoint: str = "") -> str:
-    """Lets a site's file name a catalog in a bucket; returns its prefix there."""
+def move_catalog(file: Path, server: Seaweed, endpoint: str = "") -> str:
+    """Lets a site's file, which lies in the site's folder, name a catalog in a bucket; returns its prefix there."""
     os.environ["NF_TEST_ACCESS"], os.environ["NF_TEST_SECRET"] = KEYS
     prefix = server.prefix()
-    text = site.file.read_text()
+    text, home = file.read_text(), file.parent
     for old, new in (
-        (f'catalog = "{site.home}/catalog"', f'catalog = "s3://{server.bucket}/{prefix}"'),
-        ('kind = "local"\n', f'kind = "local"\nstate_path = "{site.home}/cluster.json"\n'),
+        (f'catalog = "{home}/catalog"', f'catalog = "s3://{server.bucket}/{prefix}"'),
+        ('kind = "local"\n', f'kind = "local"\nstate_path = "{home}/cluster.json"\n'),
         ("[cluster]\n", SITE.format(endpoint=endpoint or server.endpoint) + "\n[cluster]\n"),
     ):
         assert old in text
         text = text.replace(old, new, 1)
-    site.file.write_text(text)
+    file.write_text(text)
     return prefix

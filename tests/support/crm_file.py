@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from nightferry.cluster.pacemaker import PacemakerCluster
+from nightferry.cluster.reader_agent import install_agent
 from nightferry.cluster.tools import CrmTools
 from nightferry.model.nodes import specify
 from nightferry.model.records import ConstraintRecord
@@ -51,6 +52,8 @@ class CrmFile:
         self.path = folder / "cib.xml"
         self.inject: tuple[str, ...] = ()
         self.notes = Notes()
+        self.agents = folder / "agents"
+        install_agent(self.agents)
         root = ET.fromstring(configuration({MAIL: "/dev/mapper/mail1", BACK: "/dev/mapper/back1"}))
         root.attrib.update({"have-quorum": "1", "dc-uuid": "1"})
         status = root.find("status")
@@ -111,18 +114,22 @@ class CrmFile:
 
     def cluster(self, **options) -> PacemakerCluster:
         """A driver to which the cluster reacts at once."""
-        return PacemakerCluster(
-            specify(NODES, ()), (MAIL, BACK), self.notes, tools=_Acting(self), move_s=2.0, **options
-        )
+        tools = _Acting(self, options.pop("here", NODES[0]))
+        values = {"tools": tools, "move_s": 2.0, "agents": self.agents, **options}
+        return PacemakerCluster(specify(NODES, ()), (MAIL, BACK), self.notes, **values)
 
     def _write(self, root: ET.Element) -> None:
         self.path.write_bytes(ET.tostring(root, xml_declaration=True))
 
 
 class _Acting(CrmTools):
-    def __init__(self, file: CrmFile):
+    def __init__(self, file: CrmFile, here: str):
         super().__init__({"CIB_file": str(file.path)})
+        self._here = here
         self._file = file
+
+    def node(self):
+        return self._here
 
     def place(self, group, node):
         placed = super().place(group, node)

@@ -9,10 +9,20 @@ import xxhash
 
 from nightferry.destination.base import Encoding, Receipt
 from nightferry.destination.tape.library import TapeDestination
-from nightferry.model.records import CartridgeRecord
+from nightferry.model.records import CartridgeRecord, DriveRecord
 from nightferry.progress import QUIET, Cancel, Quiet
 
 MIB = 1 << 20
+
+
+class Said(Quiet):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str, subject: str = "") -> None:
+        self.lines.append(text)
 
 
 class MemoryRegister:
@@ -21,6 +31,7 @@ class MemoryRegister:
     def __init__(self) -> None:
         self.kept: dict[str, CartridgeRecord] = {}
         self.live: dict[str, list[str]] = {}
+        self.drives: list[DriveRecord] = []
         self.on_record: Callable[[CartridgeRecord], None] = lambda record: None
 
     def cartridge(self, barcode: str) -> CartridgeRecord | None:
@@ -32,6 +43,9 @@ class MemoryRegister:
     def record(self, cartridge: CartridgeRecord, phase: str = "result") -> None:
         self.on_record(cartridge)
         self.kept[cartridge.barcode] = cartridge
+
+    def record_drive(self, drive: DriveRecord) -> None:
+        self.drives.append(drive)
 
     def live_images(self, barcode: str) -> list[str]:
         return self.live.get(barcode, [])

@@ -147,7 +147,9 @@ def cut(
                 part.data[filled : filled + step] = rest[:step]
                 rest = rest[step:]
                 filled += step
-            del part.data[filled:]
+            if filled < size:
+                # A copy: a buffer that a failed request still refers to could not be cut.
+                part.data = part.data[:filled]
         except BaseException:
             part.drop()
             raise

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from nightferry.destination.s3.bucket import Bucket, proof, whole_crc
+from nightferry.destination.s3.failure import Forbidden
 from nightferry.destination.s3.parts import crc64, crc_text
 
 SCRATCH = ".nightferry-check"
@@ -47,9 +50,15 @@ def _refuses_wrong_object(bucket: Bucket) -> bool:
     key = bucket.key(SCRATCH)
     kept = bucket.call("put_object", Key=key, Body=_BYTES, ChecksumCRC64NVME=_WRONG, unless=_REFUSALS)
     if kept is not None:
-        bucket.delete(SCRATCH)
+        _tidy(lambda: bucket.delete(SCRATCH))
         return False
     return True
+
+
+def _tidy(removing: Callable[[], object]) -> None:
+    """A key that may only write leaves the scratch object, and parts that `expire` finds, behind."""
+    with suppress(Forbidden):
+        removing()
 
 
 def _refuses_wrong_whole(bucket: Bucket) -> bool:
@@ -81,10 +90,10 @@ def _refuses_wrong_whole(bucket: Bucket) -> bool:
             **upload,
         )
         if kept is not None:
-            bucket.delete(SCRATCH)
+            _tidy(lambda: bucket.delete(SCRATCH))
         return kept is None
     finally:
-        bucket.abort(upload["Key"], upload["UploadId"])
+        _tidy(lambda: bucket.abort(upload["Key"], upload["UploadId"]))
 
 
 def honours_conditions(bucket: Bucket) -> bool:

@@ -39,6 +39,11 @@ class MediumView:
     tape_files: int = 0
     images: tuple[str, ...] = ()
     note: str = ""
+    mounts: int = 0
+    errors: int = 0
+    alerts: tuple[str, ...] = ()
+    written: datetime | None = None
+    """When something was last written to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,32 @@ class Media:
 
     def inventory(self) -> list[MediumView]:
         """Every cartridge of the library and of the catalog, by place, those elsewhere last."""
-        records = self._stock.records()
+        records = self._stock.watch.records()
         views = [
-            _view(element.barcode, str(element.address), records.pop(element.barcode, None))
+            self._view(element.barcode, str(element.address), records.pop(element.barcode, None))
             for element in self._bays.inventory()
             if element.barcode
         ]
-        return views + [_view(barcode, "", record) for barcode, record in sorted(records.items())]
+        return views + [self._view(barcode, "", record) for barcode, record in sorted(records.items())]
+
+    def _view(self, barcode: str, element: str, record: CartridgeRecord | None) -> MediumView:
+        if record is None:
+            return MediumView(barcode, element, "cleaning" if self._stock.pool.cleans(barcode) else "unknown")
+        return MediumView(
+            barcode,
+            element,
+            record.state,
+            record.pool,
+            record.label,
+            record.used_bytes,
+            record.tape_files,
+            record.images,
+            record.note,
+            record.mounts,
+            record.errors,
+            record.alerts,
+            record.written,
+        )
 
     def view(self, barcode: str) -> MediumView:
         """Raises:
@@ -107,6 +131,8 @@ class Media:
     def show(self, barcode: str) -> CartridgeView:
         """Mounts a cartridge and tells what its medium says."""
         view = self.view(barcode)
+        if self._stock.pool.cleans(barcode):
+            return CartridgeView(view, None, problem="it is a cleaning cartridge")
         with self._bays.reading(barcode, self._cancel) as bay:
             try:
                 cartridge = Cartridge(bay.drive, barcode)
@@ -123,7 +149,8 @@ class Media:
         Raises:
             WrongCartridge: it is not blank, or the catalog knows images on it. Nothing was written.
         """
-        record = self._stock.record_of(barcode)
+        self.require_data(barcode)
+        record = self._stock.watch.record_of(barcode)
         if record is not None and record.tape_files:
             raise WrongCartridge(
                 f"{barcode} is labelled for pool {record.pool} already",
@@ -141,6 +168,15 @@ class Media:
                 )
             self._stock.label(cartridge, pool)
         return self.view(barcode)
+
+    def require_data(self, barcode: str) -> None:
+        """Raises:
+        WrongCartridge: it is a cleaning cartridge.
+        """
+        if self._stock.pool.cleans(barcode):
+            raise WrongCartridge(
+                f"{barcode} is a cleaning cartridge", subject=barcode, hint="nothing is ever written to one"
+            )
 
     def scan(self) -> Iterator[Found]:
         """Every whole copy of the pool, from the media alone, cartridge by cartridge; spanned ones when all
@@ -216,7 +252,7 @@ class Media:
         views = self.inventory()
         pool = self._stock.pool
         here = [v for v in views if v.element and pool.holds(v.barcode)]
-        records: dict[str, CartridgeRecord] = self._stock.records()
+        records: dict[str, CartridgeRecord] = self._stock.watch.records()
         if not pool.in_order((v.barcode for v in here), records):
             findings.append(
                 Finding(
@@ -263,22 +299,6 @@ def _record(
 def _parts(trailer: Trailer) -> set[tuple[str, int, int, str]]:
     parts = trailer.location.parts if trailer.location is not None else ()
     return {(trailer.image, trailer.epoch, number, part.label) for number, part in enumerate(parts, 1)}
-
-
-def _view(barcode: str, element: str, record: CartridgeRecord | None) -> MediumView:
-    if record is None:
-        return MediumView(barcode, element, "unknown")
-    return MediumView(
-        barcode,
-        element,
-        record.state,
-        record.pool,
-        record.label,
-        record.used_bytes,
-        record.tape_files,
-        record.images,
-        record.note,
-    )
 
 
 def _files(cartridge: Cartridge) -> list[TapeFileView]:

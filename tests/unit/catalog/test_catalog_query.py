@@ -18,6 +18,7 @@ from nightferry.model.records import (
     CopyState,
     FailureRecord,
     FreedRecord,
+    HoldRecord,
     ImageRecord,
     ImageState,
     OwnerRecord,
@@ -280,6 +281,55 @@ def test_an_older_epoch_still_lives_on_its_cartridge(catalog: Catalog) -> None:
     catalog.append(copy("i", epoch=1, location={"parts": [{"barcode": "A1"}]}))
     catalog.append(copy("i", epoch=2, location={"parts": [{"barcode": "A2"}]}))
     assert catalog.live_images("tape", "A1") == ["i"]
+
+
+def test_what_expired_does_not_keep_a_cartridge_and_what_may_be_on_it_does(catalog: Catalog) -> None:
+    a1 = {"parts": [{"barcode": "A1"}]}
+    catalog.append(copy("expired", state="expired", location=a1))
+    catalog.append(copy("expiring", state="expiring", location=a1))
+    catalog.append(copy("cut-off", state="writing"))
+    catalog.append(copy("elsewhere", state="writing"))
+    assert catalog.live_images("tape", "A1") == ["expiring"]
+    catalog.append(
+        CartridgeRecord(
+            barcode="A1", destination="tape", pool="p", state="full", images=("expired", "cut-off"), at=AT
+        )
+    )
+    assert catalog.live_by_cartridge("tape") == {"A1": {"expiring", "cut-off"}}
+
+
+def test_an_image_has_expired_when_nothing_of_it_is_left_and_the_retention_took_it(catalog: Catalog) -> None:
+    def freed(name: str, **more: bool) -> FreedRecord:
+        return FreedRecord(image=name, reason="", at=AT, **more)
+
+    for name in ("staged", "gone", "lost", "half", "partial"):
+        catalog.append(image(name, day=len(name)))
+    catalog.append(copy("staged", state="expired"))
+    for name in ("gone", "lost", "half"):
+        catalog.append(freed(name))
+    catalog.append(copy("gone", state="lost"))
+    catalog.append(copy("gone", epoch=2, state="expired"))
+    catalog.append(copy("gone", "folder", state="expiring"))
+    catalog.append(copy("lost", state="lost"))
+    catalog.append(copy("half", state="expired"))
+    catalog.append(copy("half", "folder", state="damaged"))
+    catalog.append(freed("partial", expired=True))
+    names = ("staged", "gone", "lost", "half", "partial", "unknown")
+    assert [name for name in names if catalog.expired(name)] == ["gone", "partial"]
+    as_of = catalog.image_as_of("SG1", "priv1", None)
+    assert as_of is not None
+    assert as_of.image == "staged"
+
+
+def test_a_hold_lasts_until_it_is_taken_back(catalog: Catalog) -> None:
+    def record(name: str, held: bool) -> HoldRecord:
+        return HoldRecord(image=name, held=held, reason="why", who="me", at=AT)
+
+    catalog.append(record("a", True))
+    catalog.append(record("b", True))
+    catalog.append(record("a", False))
+    assert (catalog.hold("a"), catalog.hold("c")) == (None, None)
+    assert [hold.image for hold in catalog.holds()] == ["b"]
 
 
 def test_refresh_shows_what_others_wrote(catalog: Catalog, tmp_path: Path) -> None:

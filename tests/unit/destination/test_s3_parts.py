@@ -93,3 +93,26 @@ def test_what_a_broken_stream_took_is_given_back() -> None:
 def test_the_crc_is_the_published_one() -> None:
     # Source: CRC-64/NVME check value, NVM Express NVM Command Set Specification 1.0.
     assert crc64(b"123456789") == 0xAE8B14860A799888
+
+
+def test_a_buffer_that_something_still_refers_to_is_used_again() -> None:
+    memory = Memory(100)
+    (part,) = cut(pieces(b"x" * 60), iter([60]), 60, memory, Cancel())
+    held = memoryview(part.data)
+    part.drop()
+    (part,) = cut(pieces(b"y" * 10), iter([60]), None, memory, Cancel())
+    assert (part.data, held.nbytes) == (b"y" * 10, 60)
+    part.drop()
+    assert memory.take_now(100) is not None
+
+
+def test_what_is_owed_is_given_beyond_the_bound_and_not_kept() -> None:
+    memory = Memory(100)
+    first = memory.take_now(60)
+    assert first is not None
+    assert memory.take_now(60) is None
+    owed = memory.take_now(60, owed=True)
+    assert owed is not None
+    memory.give(owed, 60)
+    memory.give(first, 60)
+    assert memory.take_now(100) is not None

@@ -356,6 +356,22 @@ def test_foreign_node_names_are_accepted_with_their_role():
     assert [(n.name, n.rank) for n in site.passive_nodes] == [("spare", 0)]
 
 
+def test_retention_is_the_sites_unless_a_destination_has_its_own():
+    text = CONTRACT.replace("keep_last = 3", 'keep_last = 3\nat_most = "30 %"\nexpire_at = "12:30"')
+    own = 'retention = { keep_last = 1 }\nexpire = { profile = "expiry" }\nlock ='
+    site = parse_site(text.replace("lock =", own))
+    assert (site.retention.at_most, site.retention.expire_at) == (0.3, time(12, 30))
+    cloud, tape = site.retention_of("cloud"), site.retention_of("tape")
+    assert (cloud.keep_last, cloud.keep_daily, tape.keep_daily) == (1, 0, 7)
+    assert [r.keeps_one for r in (cloud, tape)] == [True, False]
+    assert [
+        r.keeps_everything for r in (cloud, parse_site(CONTRACT.partition("[retention]")[0]).retention)
+    ] == [
+        False,
+        True,
+    ]
+
+
 def test_names_that_do_not_exist_are_answered_with_those_that_do():
     site = parse_site(CONTRACT)
     for ask, known in (
@@ -397,6 +413,20 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
             'cartridge_bytes = "2 GiB"',
             'cartridge_bytes = "2 gigs"',
             "destinations[tape].library.cartridge_bytes: not a size",
+        ),
+        ("keep_last = 3", 'at_most = "half"', "retention.at_most: not a percentage"),
+        ("keep_last = 3", "at_most = 0", "retention.at_most:"),
+        ("keep_last = 3", "expire_at = 12", "retention.expire_at: not a time of day"),
+        ("keep_last = 3", "keep_lasts = 3", "retention.keep_lasts: unknown key; did you mean 'keep_last'?"),
+        (
+            'lock = { mode = "governance", days = 30 }',
+            'expire = { access_key = "env:A" }',
+            "destinations[cloud].expire: give access_key and secret_key, or a profile",
+        ),
+        (
+            'lock = { mode = "governance", days = 30 }',
+            'expire = { access_key = "AKIA", secret_key = "env:B" }',
+            "destinations[cloud].expire.access_key: a secret is never written here",
         ),
         ("drives = 4", "drives = true", "destinations[tape].library.drives:"),
         ("schema = 1", "schema = 2", "schema: must be 1"),
