@@ -24,6 +24,7 @@ FLOWS = {
     "restore-store",
     "verify-copies",
     "expire",
+    "check-everywhere",
 }
 
 
