@@ -90,6 +90,8 @@ class PacemakerCluster:
         self._move_s = move_s
         self._tools = tools or CrmTools()
         self._agents = agents
+        # The same question of the same configuration and state, as `plan` and then `move` ask it.
+        self._last_simulated: tuple[tuple[MovePlan, bytes], MovePlan] | None = None
 
     @property
     def here(self) -> str | None:
@@ -266,13 +268,18 @@ class PacemakerCluster:
 
     def _simulated(self, plan: MovePlan, look: _Look) -> MovePlan:
         """Requires the simulated cluster to move each member from source to target, and nothing else."""
+        asked = (plan, look.cib)
+        if self._last_simulated is not None and self._last_simulated[0] == asked:
+            return self._last_simulated[1]
         source, target = self._host(plan.source), self._host(plan.target)
         members = self._group(plan.group, look.status).members
         wanted = {Action("move", member.name, source, target) for member in members}
         would = set(self._tools.simulate(look.cib, lambda copy: self._pin(copy, look.own, plan)))
         problems = [f"the cluster would also {action}" for action in sorted(map(str, would - wanted))]
         problems += [f"the cluster would not {action}" for action in sorted(map(str, wanted - would))]
-        return replace(plan, problems=tuple(problems))
+        answer = replace(plan, problems=tuple(problems))
+        self._last_simulated = (asked, answer)
+        return answer
 
     def _pin(self, tools: CrmTools, own: Pin | None, plan: MovePlan) -> bool:
         """False when somebody else pinned the group meanwhile."""

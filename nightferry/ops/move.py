@@ -266,7 +266,8 @@ def _move(
 
     Else the first process that works on the target takes it: by the same call, which then moves nothing.
     """
-    plan = opened.cluster.plan(back_group, target)
+    cluster = opened.cluster
+    plan = cluster.plan(back_group, target)
     if plan.problems:
         raise MoveFailed(
             f"{back_group} cannot move to {target}: {'; '.join(plan.problems)}", subject=back_group
@@ -281,8 +282,8 @@ def _move(
         if not plan.is_noop:
             _require_unused(opened, back_group, plan.source, cancel)
             progress.say(f"moving {back_group} from {plan.source} to {target}")
-            opened.cluster.move(plan, run=run, cancel=cancel)
-        if opened.cluster.where(back_group) != target:
+            cluster.move(plan, run=run, cancel=cancel)
+        if cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
         if opened.here not in (None, target):
             progress.say(f"{back_group} is on {target}, where its next work takes the disk")

@@ -140,7 +140,6 @@ LATER = (
     ("plan",),
     ("ndmp", "probe", "nas1"),
     ("log", "status"),
-    ("catalog", "rebuild", "--copy", "tape", "--to", "/x"),
     ("restore", "group", "SG1", "--to", "/x", "--until", "now"),
 )
 

@@ -280,10 +280,15 @@ class PacemakerServer:
 
     def _all_online(self, seen: Look) -> bool:
         for node in NODES:
-            if not self.is_up(node):  # off before, or fenced only now
+            # Off before, or fenced only now. Back too early it would hear that it is dead, and go away again.
+            if not self.is_up(node) and node not in seen.online | seen.unclean:
                 self.boot(node)
         # Others do not yet know of a node that has just gone: each must say itself that it takes part.
-        return seen.online == set(NODES) and not seen.unclean and all(map(self._takes_part, NODES))
+        return (
+            seen.online == set(NODES)
+            and not seen.unclean
+            and all(self.is_up(node) and self._takes_part(node) for node in NODES)
+        )
 
     def _takes_part(self, node: str) -> bool:
         answer = self.run(node, "crm_mon", "-1", "--output-as=xml")
@@ -364,11 +369,9 @@ class PacemakerServer:
             ["--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"],
         )
         inside = str(self._holders[node].pid)
-        for _ in range(100):  # the end of a killed node's cable goes a moment after it
-            with suppress(AssertionError):
-                self._hub("add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", inside)
-                break
-            self._ended.wait(0.05)
+        with suppress(AssertionError):
+            self._hub("delete", f"p{number}")  # the cable of a killed node goes only some time after it
+        self._hub("add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", inside)
         self._hub("set", f"p{number}", "master", "br0", "up")
 
     def _hold(self, name: str, command: Sequence[str], namespaces: Sequence[str]) -> None:
