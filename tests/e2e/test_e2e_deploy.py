@@ -25,6 +25,9 @@ FLOWS = {
     "verify-copies",
     "expire",
     "check-everywhere",
+    "media-inventory",
+    "media-import",
+    "media-export",
 }
 
 
