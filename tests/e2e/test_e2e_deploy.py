@@ -27,6 +27,10 @@ FLOWS = {
     "media-import",
     "media-export",
     "expire",
+    "check-everywhere",
+    "media-inventory",
+    "media-import",
+    "media-export",
 }
 
 
