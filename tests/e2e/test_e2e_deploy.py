@@ -28,9 +28,6 @@ FLOWS = {
     "media-export",
     "expire",
     "check-everywhere",
-    "media-inventory",
-    "media-import",
-    "media-export",
 }
 
 
