@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from prefect.workers.process import ProcessWorker
 import flows
 from blocks.site import Site
 from nightferry.errors import ConfigError
+from nightferry.model.destinations import TapeSettings
 from nightferry.model.load import LoadedSite
 from nightferry.model.site import Site as SiteModel
 from nightferry.ops.surroundings import is_beyond_loopback
@@ -138,7 +140,37 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             "Reads copies back.",
             {"destination": destinations},
         ),
+        Planned(
+            "flows.expire.expire",
+            "expire",
+            name,
+            "Removes the copies that the retention does not keep.",
+            {"destination": destinations},
+            schedules=_daily(site.retention.expire_at),
+        ),
+        *(_media(name, [d.name for d in site.destinations if isinstance(d, TapeSettings)])),
     ]
+
+
+def _media(name: str, libraries: list[str]) -> list[Planned]:
+    """What only a site with a tape library has."""
+    if not libraries:
+        return []
+    choices = {"library": libraries}
+    return [
+        Planned("flows.media.media_inventory", "media-inventory", name, "What cartridge is where.", choices),
+        Planned(
+            "flows.media.media_import", "media-import", name, "Takes in what lies in the ports.", choices
+        ),
+        Planned(
+            "flows.media.media_export", "media-export", name, "Carries cartridges to the ports.", choices
+        ),
+    ]
+
+
+def _daily(at: time | None) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """A schedule for each day at a time in site time; none when there is no time."""
+    return {} if at is None else {"daily": (f"{at.minute} {at.hour} * * *", {})}
 
 
 def load_flow(entrypoint: str) -> Flow[..., Any]:

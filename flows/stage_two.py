@@ -15,11 +15,12 @@ from blocks.site import Site
 from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
+from nightferry.ops.drives import expectation
 from nightferry.ops.move import require_handed_over
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.run import run_lock
 from nightferry.ops.stream import owed
-from nightferry.plan.balance import longest_first
+from nightferry.plan.balance import in_order
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.runner import threads
 from tasks.stream import deliver_catalog, free_staging, stream_image
@@ -104,10 +105,10 @@ def to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
         return Completed(message=f"{len(futures)} copies")
 
 
-def _longest_first(images: list[ImageRecord]) -> list[ImageRecord]:
-    """Drives that take the longest image first end within one image of each other."""
+def _in_order(images: list[ImageRecord], lanes: int) -> list[ImageRecord]:
+    """Drives that take the images in this order end as close together as can be."""
     by_name = {image.image: image for image in images}
-    return [by_name[name] for name in longest_first({i.image: i.size_bytes for i in images})]
+    return [by_name[name] for name in in_order({i.image: i.size_bytes for i in images}, lanes)]
 
 
 def _submit(here: OpenSite, site: Site, back_group: str, destination: str) -> list[PrefectFuture[Any]]:
@@ -115,8 +116,11 @@ def _submit(here: OpenSite, site: Site, back_group: str, destination: str) -> li
     by_run: dict[str, list[ImageRecord]] = {}
     for image in mine:
         by_run.setdefault(image.run, []).append(image)
+    lanes = here.destination(destination).lanes
+    ordered = [image for images in by_run.values() for image in _in_order(images, lanes)]
+    expected = expectation(here, ordered, destination)
+    if expected:
+        PrefectProgress().say(expected, subject=destination)
     return [
-        stream_image.submit(site, image.image, image.group, image.store, destination)
-        for images in by_run.values()
-        for image in _longest_first(images)
+        stream_image.submit(site, image.image, image.group, image.store, destination) for image in ordered
     ]

@@ -56,6 +56,12 @@ class NotInThisRelease(ConfigError):
     default_hint = "leave it out; CHANGELOG.md says what each release can do"
 
 
+class ImplausibleExpiry(ConfigError):
+    """The retention would take so much at once that a mistake is more likely than a wish."""
+
+    default_hint = "look at `nightferry expire --dry-run`; if it is meant so, add --yes --reason TEXT"
+
+
 class SourceError(NightferryError):
     """A store could not be read as it should; what could be read was kept."""
 
@@ -154,6 +160,18 @@ class CopyMissing(DestinationError):
     default_hint = (
         "run `nightferry backup --stage two` when the destination is back; it delivers what is owed"
     )
+
+
+class NotRemoved(DestinationError):
+    """The destination removed nothing of a copy: all of it is still there."""
+
+    default_hint = "give the key that expires the right to remove; docs/s3.md lists which are needed"
+
+
+class Retained(NotRemoved):
+    """The destination itself keeps a copy from being removed. That is no failure: it was asked to."""
+
+    default_hint = "the next `nightferry expire` tries again"
 
 
 class IntegrityError(NightferryError):

@@ -51,7 +51,7 @@ def opened(site: Site) -> OpenSite:
         digest = site.digest
         if digest not in _open_sites:
             loaded: LoadedSite = site.open()
-            _open_sites[digest] = OpenSite(loaded)
+            _open_sites[digest] = OpenSite(loaded, progress=PrefectProgress(), cancel=CANCEL)
         return _open_sites[digest]
 
 

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests.servers.ftp import ftp
 from tests.servers.moto import moto
 from tests.servers.seaweed import seaweed
 from tests.servers.sshd import sshd
@@ -22,4 +23,4 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     )
 
 
-__all__ = ["moto", "needs", "seaweed", "sshd", "tgtd"]
+__all__ = ["ftp", "moto", "needs", "seaweed", "sshd", "tgtd"]

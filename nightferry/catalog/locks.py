@@ -1,8 +1,9 @@
 """One run per BACK group, and how another process asks it to make room.
 
-The lock is the operating system's (flock on a file in the catalog's folder), so it ends with the process that
-holds it, however that process ends; the file's content only says who that is. The drain request is a file: a
-run looks at it between two images and then stops with what it still owes on record.
+In a folder the lock is the operating system's (flock on a file in the catalog's folder), so it ends with the
+process that holds it, however that process ends; the file's content only says who that is. In a bucket it is a
+lease (``catalog/lease.py``). The drain request is a file: a run looks at it between two images and then stops
+with what it still owes on record.
 
 On NFS Linux carries flock to the server, so the lock holds between nodes, unless the folder is mounted with
 ``nolock`` or ``local_lock``.
@@ -13,24 +14,26 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from nightferry.catalog.durable import (
-    catalog_errors,
-    check_name,
-    make_folder,
-)
+from nightferry.catalog.folder import catalog_errors, make_folder
+from nightferry.catalog.storage import Storage, check_name
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
-from nightferry.transfer.durable import FILE_MODE, replace_file, sync_folder
+from nightferry.progress import Cancel
+from nightferry.transfer.durable import FILE_MODE
 
 _TRIES = 20
 _PAUSE_S = 0.02
 _LARGEST_NOTE = 65536
+
+Say = Callable[[str], None]
 
 
 class Holder(BaseModel):
@@ -43,17 +46,91 @@ class Holder(BaseModel):
     pid: int
     since: AwareDatetime
 
+    def __str__(self) -> str:
+        called = f"run {self.run}" if self.run else "a run"
+        return f"{called} on node {self.node} (process {self.pid}) since {self.since:%F %H:%M} UTC"
+
 
 class DrainRequest(BaseModel):
-    """Somebody asks the run of a BACK group to end at the next image boundary."""
+    """Somebody asks the run of a BACK group to end at the next image boundary.
+
+    ``since`` says which run: it is the moment its holder took the lock, by that holder's own clock.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     by: str
-    at: AwareDatetime
+    since: AwareDatetime
 
 
-class RunLock:
-    """The right to run a BACK group: at most one process on all nodes has it.
+def quiet(text: str) -> None:
+    """Says nothing."""
+
+
+class RunLock(Protocol):
+    """The right to run a BACK group: at most one process on all nodes has it."""
+
+    back_group: str
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock."""
+
+    @property
+    def since(self) -> datetime:
+        """When this object took the lock.
+
+        Raises:
+            BusyError: it has not.
+        """
+
+    def acquire(
+        self, run: str, window: str, *, say: Say = quiet, lost: Say = quiet, cancel: Cancel | None = None
+    ) -> Self:
+        """Takes the lock, or says who has it.
+
+        Args:
+            run: The run it is for, if that is known yet.
+            window: Its window.
+            say: Is told what is waited for.
+            lost: Is called, from another thread, when the lock was taken over by somebody else.
+            cancel: Ends the waiting.
+
+        Raises:
+            BusyError: another run holds it; names the run, the node and the process.
+            CatalogError: it cannot be taken.
+        """
+
+    def name_run(self, run: str) -> None:
+        """Writes into the lock which run holds it, for whoever finds it taken.
+
+        Raises:
+            BusyError: this object has not taken the lock.
+        """
+
+    def require(self) -> None:
+        """Raises:
+        BusyError: somebody else took the lock over.
+        """
+
+    def release(self) -> None:
+        """Gives the lock back; may be called twice."""
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock now; None when nobody does.
+
+        Raises:
+            CatalogError: that cannot be seen.
+        """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class FolderLock:
+    """See ``RunLock``: flock on a file, which lasts as long as its process.
 
     A child made by ``os.fork`` without exec would share the lock and keep it while it lives; programs started
     by ``subprocess`` do not.
@@ -76,18 +153,20 @@ class RunLock:
 
     @property
     def held(self) -> bool:
-        """Whether this object holds the lock."""
         return self._fd is not None
 
-    def acquire(self, run: str, window: str) -> RunLock:
-        """Takes the lock, or says within half a second who has it.
+    @property
+    def since(self) -> datetime:
+        if self._holder is None:
+            raise not_locked(self.back_group)
+        return self._holder.since
 
-        Raises:
-            BusyError: another run holds it; names the run, the node and the process.
-            CatalogError: the lock's file cannot be made or locked.
-        """
+    def acquire(
+        self, run: str, window: str, *, say: Say = quiet, lost: Say = quiet, cancel: Cancel | None = None
+    ) -> Self:
+        """See ``RunLock.acquire``; answers within half a second, and is never lost."""
         if self._fd is not None:
-            raise BusyError(f"{self.back_group} is already locked by this process", subject=self.back_group)
+            raise locked_here(self.back_group)
         with catalog_errors("lock", self._path):
             make_folder(self._path.parent)
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -103,31 +182,17 @@ class RunLock:
         self._holder = holder
         return self
 
-    @property
-    def since(self) -> datetime:
-        """When this object took the lock.
-
-        Raises:
-            BusyError: it has not.
-        """
-        if self._holder is None:
-            raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
-        return self._holder.since
-
     def name_run(self, run: str) -> None:
-        """Writes into the lock which run holds it, for whoever finds it taken.
-
-        Raises:
-            BusyError: this object has not taken the lock.
-        """
         if self._fd is None or self._holder is None:
-            raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
+            raise not_locked(self.back_group)
         self._holder = self._holder.model_copy(update={"run": run})
         with catalog_errors("write", self._path):
             _write_note(self._fd, self._holder)
 
+    def require(self) -> None:
+        """The system takes it from nobody who lives."""
+
     def release(self) -> None:
-        """Gives the lock back; may be called twice."""
         fd, self._fd = self._fd, None
         if fd is None:
             return
@@ -138,11 +203,6 @@ class RunLock:
                 os.close(fd)
 
     def holder(self) -> Holder | None:
-        """Who holds the lock now; None when nobody does.
-
-        Raises:
-            CatalogError: the lock's file cannot be read.
-        """
         with catalog_errors("look at the lock", self._path):
             try:
                 fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -158,7 +218,7 @@ class RunLock:
             finally:
                 os.close(fd)
 
-    def __enter__(self) -> RunLock:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -175,17 +235,22 @@ class RunLock:
                 return
             except BlockingIOError:
                 self._clock.sleep(_PAUSE_S)
-        holder = _read_note(fd)
-        who = (
-            f"run {holder.run} on node {holder.node} (process {holder.pid}) since {holder.since:%F %H:%M} UTC"
-            if holder
-            else "another process"
-        )
-        raise BusyError(
-            f"{self.back_group} is busy: {who}",
-            operation="lock",
-            subject=self.back_group,
-        )
+        raise busy(self.back_group, _read_note(fd))
+
+
+def busy(back_group: str, holder: Holder | None) -> BusyError:
+    """What whoever comes second is told."""
+    return BusyError(
+        f"{back_group} is busy: {holder or 'another process'}", operation="lock", subject=back_group
+    )
+
+
+def locked_here(back_group: str) -> BusyError:
+    return BusyError(f"{back_group} is already locked by this process", subject=back_group)
+
+
+def not_locked(back_group: str) -> BusyError:
+    return BusyError(f"{back_group} is not locked by this object", subject=back_group)
 
 
 def _write_note(fd: int, holder: Holder) -> None:
@@ -202,53 +267,46 @@ def _read_note(fd: int) -> Holder | None:
         return None  # not written yet, or cut off by a crash: the lock itself stays what it is
 
 
-def request_drain(catalog_path: Path, back_group: str, by: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Asks the run of a BACK group to end at its next image boundary; durable on return.
+def request_drain(storage: Storage, back_group: str, by: str, since: datetime) -> None:
+    """Asks the run of a BACK group that took its lock at ``since`` to end at its next image boundary; durable
+    on return.
 
     Raises:
         CatalogError: the request cannot be written.
     """
-    path = _drain_path(catalog_path, back_group)
-    with catalog_errors("write", path):
-        make_folder(path.parent)
-        replace_file(path, DrainRequest(by=by, at=clock.now()).model_dump_json().encode())
+    request = DrainRequest(by=by, since=since)
+    storage.replace(_drain_path(back_group), request.model_dump_json().encode())
 
 
-def drain_requested(catalog_path: Path, back_group: str, since: datetime) -> DrainRequest | None:
-    """The request to drain, when there is one that was made at ``since`` (the run's start) or later.
+def drain_requested(storage: Storage, back_group: str, since: datetime) -> DrainRequest | None:
+    """The request to drain, when there is one for the run that took the lock at ``since``.
+
+    No clock is compared with another: both times are the holder's own.
 
     Raises:
         CatalogError: the request cannot be read.
     """
-    path = _drain_path(catalog_path, back_group)
-    with catalog_errors("read", path):
-        try:
-            text = path.read_bytes()
-        except FileNotFoundError:
-            return None
+    path = _drain_path(back_group)
+    text = storage.read(path)
+    if text is None:
+        return None
     try:
         request = DrainRequest.model_validate_json(text)
     except ValidationError as error:
         raise CatalogError(
-            f"the drain request {path} is garbled", hint="remove it", subject=back_group
+            f"the drain request {path} in {storage} is garbled", hint="remove it", subject=back_group
         ) from error
-    return request if request.at >= since else None
+    return request if request.since == since else None
 
 
-def clear_drain(catalog_path: Path, back_group: str) -> None:
+def clear_drain(storage: Storage, back_group: str) -> None:
     """Takes the request back; none is fine.
 
     Raises:
         CatalogError: it cannot be removed.
     """
-    path = _drain_path(catalog_path, back_group)
-    with catalog_errors("remove", path):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return
-        sync_folder(path.parent)
+    storage.remove("locks", [f"{check_name(back_group)}.drain"])
 
 
-def _drain_path(catalog_path: Path, back_group: str) -> Path:
-    return catalog_path / "locks" / f"{check_name(back_group)}.drain"
+def _drain_path(back_group: str) -> str:
+    return f"locks/{check_name(back_group)}.drain"

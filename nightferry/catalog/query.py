@@ -6,22 +6,33 @@ import difflib
 import os
 import platform
 import threading
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic_core import PydanticSerializationError
 
-from nightferry.catalog.durable import FOLDER_MODE, catalog_errors, make_folder, publish
-from nightferry.catalog.events import EventLog, Phase, segment_name
+from nightferry.catalog.events import SEGMENTS, EventLog, Phase, segment_name
+from nightferry.catalog.folder import FolderStorage, catalog_errors, make_folder
 from nightferry.catalog.indexes import IndexFiles
-from nightferry.catalog.locks import DrainRequest, RunLock, clear_drain, drain_requested, request_drain
+from nightferry.catalog.lease import LeaseLock
+from nightferry.catalog.locks import (
+    DrainRequest,
+    FolderLock,
+    RunLock,
+    clear_drain,
+    drain_requested,
+    request_drain,
+)
 from nightferry.catalog.schema import Row, decode_segment, encode_segment
 from nightferry.catalog.shelf import CopyIndex, Placed, Shelf
+from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.errors import CatalogError, ConfigError, NotInThisRelease
+from nightferry.errors import CatalogError, ConfigError
 from nightferry.model.records import (
+    OUTLIVED,
     RECORDS,
     ApprovalRecord,
     CartridgeRecord,
@@ -29,6 +40,7 @@ from nightferry.model.records import (
     Event,
     FailureRecord,
     FreedRecord,
+    HoldRecord,
     ImageRecord,
     OwnerRecord,
     Record,
@@ -41,36 +53,30 @@ R = TypeVar("R", bound=Record)
 
 
 class Catalog:
-    """One process's catalog; any number of threads may share it, and any number of processes the folder.
+    """One process's catalog; any number of threads may share it, and any number of processes the place.
 
     Queries answer from what is known; `refresh` and every `append` learn what other processes wrote
     meanwhile.
 
     Args:
-        path: The catalog's folder. It must exist: an absent one is more likely not mounted than new
-            (`create` makes a new one).
+        place: Where it lies, a folder or what is handed in for a bucket. It must be there: an absent folder
+            is more likely not mounted than new (`create` makes a new one).
         node: This node's name; with the process id it is the ``writer`` of each event.
 
     Raises:
-        NotInThisRelease: the path is a URL.
-        CatalogError: the folder is not there, or what is in it cannot be read.
+        CatalogError: the place is not there, or what is in it cannot be read.
     """
 
-    def __init__(self, path: Path, *, node: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        if str(path).startswith(("s3:", "http:", "https:")):
-            raise NotInThisRelease(
-                f"a catalog in an object store ({path}) is not in this release",
-                hint="name a folder that all nodes share",
-                subject=str(path),
-            )
-        self.path = Path(path)
+    def __init__(self, place: Path | Storage, *, node: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.storage: Storage = FolderStorage(place) if isinstance(place, Path) else place
         self.node = node
         self._clock = clock
         self._lock = threading.RLock()
         self._shelves: dict[str, Shelf[Any]] = {kind: Shelf(cls) for kind, cls in RECORDS.items()}
         self._copies = CopyIndex()
-        self._indexes = IndexFiles(self.path)
-        self._log = EventLog(self.path, writer=f"{node}:{os.getpid()}", clock=clock, observe=self._learn)
+        self._fences: list[LeaseLock] = []
+        self._indexes = IndexFiles(self.storage)
+        self._log = EventLog(self.storage, writer=f"{node}:{os.getpid()}", clock=clock, observe=self._learn)
         self._log.refresh()
 
     @classmethod
@@ -87,43 +93,61 @@ class Catalog:
 
     @classmethod
     def from_export(
-        cls, data: bytes, folder: Path, *, node: str = "", clock: Clock = SYSTEM_CLOCK
+        cls, data: bytes, place: Storage, *, node: str = "", clock: Clock = SYSTEM_CLOCK
     ) -> Catalog:
-        """A new catalog from what `export` gave; indexes are not in it.
+        """A new catalog from what `export` gave; indexes are not in it. It is there as a whole or not at all.
 
         Args:
-            folder: Absent or empty.
+            place: Without any event.
             node: This machine's name by default.
 
         Raises:
-            CatalogError: the folder is not empty, or the data are not a whole catalog.
+            CatalogError: there is a catalog already, or the data are not a whole one.
         """
         rows = decode_segment(data, "export")
         if rows and rows[0].sequence != 1:
             raise CatalogError(f"the export begins at event {rows[0].sequence}, not at the first")
-        with catalog_errors("make the catalog's folder", folder):
-            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-            if any(folder.iterdir()):
-                raise CatalogError(
-                    f"{folder} is not empty", hint="name an empty folder for the catalog", subject=str(folder)
-                )
-            if rows:
-                make_folder(folder / "segments")
-                publish(folder / "segments" / segment_name(1, rows[-1].sequence), data)
-        return cls(folder, node=node or platform.node(), clock=clock)
+        fresh = cls(place, node=node or platform.node(), clock=clock)
+        if not fresh.is_empty:
+            raise CatalogError(
+                f"there is a catalog in {place}", hint="name an empty place", subject=str(place)
+            )
+        if rows:
+            place.create(f"{SEGMENTS}/{segment_name(1, rows[-1].sequence)}", data)
+            fresh.refresh()
+        return fresh
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no event is known."""
+        return self.last == 0
+
+    @property
+    def last(self) -> int:
+        """Number of the last event known; 0 before the first."""
+        with self._lock:
+            return self._log.last
 
     # --- the log
 
-    def append(self, record: Record, phase: Phase = "result", expect: int | None = None) -> Event:
+    def append(
+        self,
+        record: Record,
+        phase: Phase = "result",
+        expect: int | None = None,
+        permit: Callable[[], None] | None = None,
+    ) -> Event:
         """Records the whole truth about a subject; durable on return, and true for every query after it.
 
         Args:
             phase: ``intent`` before something is begun, ``result`` when it is so.
             expect: Sequence of the last event of this subject that the caller decided upon (see
                 `latest_event`; 0 for none).
+            permit: Asked when every event before this one is known; what it raises ends the attempt.
 
         Raises:
-            BusyError: with ``expect``: somebody recorded something newer about the subject.
+            BusyError: with ``expect``: somebody recorded something newer about the subject. A lock that this
+                catalog was fenced with was taken over.
             CatalogError: it cannot be recorded.
         """
         try:
@@ -132,14 +156,20 @@ class Catalog:
             raise CatalogError(
                 f"cannot record {record.kind} {record.subject!r}: {error}", subject=record.subject
             ) from error
+
+        def all_permit() -> None:
+            self._permit()
+            if permit is not None:
+                permit()
+
         with self._lock:
-            return self._log.append(record.kind, record.subject, phase, body, expect)
+            return self._log.append(record.kind, record.subject, phase, body, expect, all_permit)
 
     def refresh(self) -> int:
         """Learns what other processes wrote; returns how many events.
 
         Raises:
-            CatalogError: the folder cannot be read, or an event is garbled or missing.
+            CatalogError: the place cannot be read, or an event is garbled or missing.
         """
         with self._lock:
             return self._log.refresh()
@@ -148,11 +178,6 @@ class Catalog:
         """Gathers the event files into an immutable segment. False: another process is at it."""
         with self._lock:
             return self._log.compact()
-
-    def maybe_compact(self, threshold: int = 500) -> bool:
-        """Compacts when at least ``threshold`` event files lie about; says whether it did."""
-        with self._lock:
-            return self._log.loose() >= threshold and self._log.compact()
 
     def export(self) -> bytes:
         """All events so far as one Parquet file that stands for itself (see `from_export`)."""
@@ -258,20 +283,40 @@ class Catalog:
     def image_as_of(
         self, group: str, store: str, when: datetime | None, *, partial: bool = False
     ) -> ImageRecord | None:
-        """The store's newest image whose start is not later than ``when`` and that is whole.
+        """The store's newest image whose start is not later than ``when``, and that is whole and not expired.
 
         Args:
             when: Aware; None: the newest of all, also when another node's clock goes ahead of this one's.
             partial: Takes a partial image too when it is the newest.
         """
         for image in self.images(group, store):
-            if (when is None or image.started <= when) and (partial or image.state == "whole"):
+            in_time = when is None or image.started <= when
+            if in_time and (partial or image.state == "whole") and not self.expired(image.image):
                 return image
         return None
 
     def freed(self, image: str) -> bool:
         """Whether staging gave the image's room back."""
         return self.latest(FreedRecord, image) is not None
+
+    def expired(self, image: str) -> bool:
+        """Whether the retention has taken all of the image: it is neither on staging nor anywhere else."""
+        freed = self.latest(FreedRecord, image)
+        states = {copy.state for copy in self.all_copies(image)}
+        return (
+            freed is not None
+            and (freed.expired or not states.isdisjoint(OUTLIVED))
+            and states <= {*OUTLIVED, "lost"}
+        )
+
+    def hold(self, image: str) -> HoldRecord | None:
+        """The hold that keeps the image from expiring; None when there is none."""
+        found = self.latest(HoldRecord, image)
+        return found if found is not None and found.held else None
+
+    def holds(self) -> list[HoldRecord]:
+        """Every hold, the oldest first."""
+        return [record for record in self.all(HoldRecord) if record.held]
 
     # --- copies and cartridges
 
@@ -298,11 +343,30 @@ class Catalog:
         return sorted((placed.record for placed in found), key=lambda cartridge: cartridge.barcode)
 
     def live_images(self, destination: str, barcode: str) -> list[str]:
-        """Images with a copy on this cartridge that is not lost: the cartridge must not be overwritten."""
-        found = self._placed(CopyRecord, destination=destination)
-        return sorted(
-            {c.record.image for c in found if c.record.state != "lost" and barcode in _barcodes(c.record)}
-        )
+        """Images that keep this cartridge from being written over.
+
+        Those with a copy on it that is neither lost nor expired, and those that it was written with while
+        their record does not say yet what became of it.
+        """
+        return sorted(self.live_by_cartridge(destination).get(barcode, ()))
+
+    def live_by_cartridge(self, destination: str) -> dict[str, set[str]]:
+        """Barcode → what `live_images` says of it; cartridges without any are left out."""
+        written_to: dict[str, set[str]] = defaultdict(set)
+        for cartridge in self.cartridges(destination):
+            for image in cartridge.images:
+                written_to[image].add(cartridge.barcode)
+        live: dict[str, set[str]] = defaultdict(set)
+        for placed in self._placed(CopyRecord, destination=destination):
+            copy = placed.record
+            if copy.state in ("lost", "expired"):
+                continue
+            on_them = _barcodes(copy)
+            if copy.state == "writing":
+                on_them |= written_to.get(copy.image, set())
+            for barcode in on_them:
+                live[barcode].add(copy.image)
+        return dict(live)
 
     # --- indexes
 
@@ -312,19 +376,19 @@ class Catalog:
         Raises:
             CatalogError: they cannot be written.
         """
+        with self._lock:
+            if self._fences:  # an index is replaced, not claimed: whoever was overtaken must not get that far
+                self._log.refresh()
+                self._permit()
         self._indexes.keep(image, index, chunks)
 
-    def has_index(self, image: str) -> bool:
-        """Whether the image's index and chunk table are here."""
-        return self._indexes.has(image)
-
-    def index_path(self, image: str) -> Path:
-        """Where the image's index lies.
+    def index(self, image: str) -> bytes:
+        """The image's index.
 
         Raises:
             CatalogError: it is not here.
         """
-        return self._indexes.index_path(image)
+        return self._indexes.index(image)
 
     def chunks(self, image: str) -> bytes:
         """The image's chunk table.
@@ -346,25 +410,47 @@ class Catalog:
         """The samples of an image's transfer as they were kept; empty when there are none."""
         return self._indexes.samples(image)
 
+    def add_log(self, run: str, image: str, text: str) -> None:
+        """Adds to a run's log for people."""
+        self.storage.add_log(run, image, text)
+
     # --- locks
 
     def run_lock(self, back_group: str) -> RunLock:
         """The BACK group's lock, not yet taken."""
-        return RunLock(self.path, back_group, node=self.node, clock=self._clock)
+        if isinstance(self.storage, FolderStorage):
+            return FolderLock(self.storage.path, back_group, node=self.node, clock=self._clock)
+        return LeaseLock(self, self.storage, back_group, node=self.node, clock=self._clock)
+
+    def fence(self, lease: LeaseLock) -> None:
+        """From now on nothing is appended once the lease was taken over."""
+        with self._lock:
+            self._fences.append(lease)
+
+    def unfence(self, lease: LeaseLock) -> None:
+        """Ends what `fence` began."""
+        with self._lock:
+            self._fences.remove(lease)
 
     def request_drain(self, back_group: str, by: str) -> None:
-        """Asks the run of the BACK group to end at its next image boundary."""
-        request_drain(self.path, back_group, by, clock=self._clock)
+        """Asks the run that holds the BACK group now to end at its next image boundary."""
+        holder = self.run_lock(back_group).holder()
+        if holder is not None:
+            request_drain(self.storage, back_group, by, holder.since)
 
     def drain_requested(self, back_group: str, since: datetime) -> DrainRequest | None:
-        """The request to drain made at ``since`` or later, if there is one."""
-        return drain_requested(self.path, back_group, since)
+        """The request to drain for the run that took the lock at ``since``, if there is one."""
+        return drain_requested(self.storage, back_group, since)
 
     def clear_drain(self, back_group: str) -> None:
         """Takes the request to drain back; none is fine."""
-        clear_drain(self.path, back_group)
+        clear_drain(self.storage, back_group)
 
     # --- inside
+
+    def _permit(self) -> None:
+        for lease in self._fences:
+            lease.require()
 
     def _learn(self, row: Row) -> None:
         shelf = self._shelves.get(row.kind)

@@ -40,20 +40,20 @@ VERBS = (
     Verb("restore", "restore:app", "Bring back files, a store, a storage group."),
     Verb("verify", "verify:verify", "Read copies back and compare."),
     Verb("copy", "verify:copy", "Make copies again."),
+    Verb("expire", "expire:expire", "Remove the copies that the retention does not keep."),
+    Verb("hold", "hold:app", "Keep an image from expiring."),
     Verb("media", "media:app", "Look after cartridges."),
     Verb("selection", "selection:app", "Show and fix a storage group's stores."),
     Verb("cluster", "cluster:app", "Show who owns what; move a BACK group."),
+    Verb("catalog", "catalog:app", "Make the catalog anew from media."),
     Verb("tune", "tune:tune", "Measure a disk and propose staging settings."),
     Verb("deploy", "deploy:deploy", "Publish the site as Prefect deployments."),
     Verb("server", "server:app", "The site's own background Prefect server."),
     Verb("support", "support:support", "Write a redacted bundle for whoever helps."),
     # Named by the contract, delivered later: they say so and exit 2.
     Verb("plan", "later:plan", "Predict tonight's window.", False),
-    Verb("expire", "later:expire", "Apply the retention.", False),
-    Verb("hold", "later:hold", "Keep an image from expiring.", False),
     Verb("ndmp", "later:ndmp", "Look at a NAS.", False),
     Verb("log", "later:log", "Look at a storage group's log.", False),
-    Verb("catalog", "later:catalog", "Rebuild the catalog from media.", False),
 )
 """Every verb, in the order that help shows."""
 

@@ -298,7 +298,7 @@ def show(session: Session, results: Sequence[NightResult], errors: Sequence[Nigh
     worst = next(r for r in results if r.exit_code == worst_code)
     documents = [r.as_json() for r in results]
     document: dict[str, Any] = worst.as_json()
-    for key in ("images", "gates", "failed", "missing_copies", "lost_images"):
+    for key in ("images", "gates", "failed", "missing_copies", "lost_images", "drives"):
         document[key] = [entry for each in documents for entry in each[key]]
     gates = {d["gate"] for d in documents}
     document["gate"] = next(state for state in ("held", "closed", "open") if state in gates)

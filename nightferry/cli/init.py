@@ -185,11 +185,13 @@ url = {_toml(f"file://{places.copies}")}
 # library = {{ kind = "virtual", path = "/srv/vtl", drives = 2, slots = 20, cartridge_bytes = "2 GiB" }}
 # pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "8h" }}
 
-[retention]
+[retention]                            # what `nightferry expire` keeps of each store at each destination
 keep_last = 3
 keep_daily = 7
 keep_weekly = 5
 keep_monthly = 12
+# at_most = "50 %"                     # of a destination's copies that may expire at once
+# expire_at = "12:00"                  # when the deployment `expire` runs each day; else only when asked
 """
 
 

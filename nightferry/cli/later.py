@@ -16,16 +16,6 @@ def plan(*_: Anything) -> NoReturn:
     raise _later("plan")
 
 
-def expire(*_: Anything) -> NoReturn:
-    """Applies the retention. Not in this release: nothing expires."""
-    raise _later("expire")
-
-
-def hold(*_: Anything) -> NoReturn:
-    """Keeps an image from expiring. Not in this release: nothing expires."""
-    raise _later("hold")
-
-
 def ndmp(*_: Anything) -> NoReturn:
     """Looks at a NAS that speaks NDMP. Not in this release."""
     raise _later("ndmp")
@@ -34,16 +24,6 @@ def ndmp(*_: Anything) -> NoReturn:
 def log(*_: Anything) -> NoReturn:
     """Looks at a storage group's log. Not in this release."""
     raise _later("log")
-
-
-def catalog(*_: Anything) -> NoReturn:
-    """Rebuilds the catalog from media alone. Not in this release."""
-    raise _later("catalog rebuild")
-
-
-def restore_group(*_: Anything) -> NoReturn:
-    """Restores a whole storage group and replays its log. Not in this release."""
-    raise _later("restore group", "restore its stores one by one with `nightferry restore store`")
 
 
 def _later(verb: str, hint: str = "") -> NotInThisRelease:

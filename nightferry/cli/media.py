@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from nightferry.cli.session import current
-from nightferry.errors import ConfigError, NotInThisRelease
+from nightferry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nightferry.destination.tape.library import TapeDestination
-    from nightferry.ops.opened import OpenSite
+    from nightferry.destination.tape.media import MediumView
 
 app = App(name="media", help="Cartridges.")
 LibraryName = Annotated[str | None, Parameter(name="--library")]
-Anything = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
-
-
-def tapes(here: OpenSite, name: str | None) -> list[TapeDestination]:
-    """The named tape destination, or all of them.
-
-    Raises:
-        ConfigError: there is none of that name, or none at all.
-    """
-    from nightferry.destination.tape.library import TapeDestination
-    from nightferry.model.destinations import TapeSettings
-
-    names = [d.name for d in here.site.destinations if isinstance(d, TapeSettings)]
-    if name is not None:
-        here.site.destination(name)
-        if name not in names:
-            raise ConfigError(
-                f"destination {name} is no tape library",
-                hint="media are the cartridges of tape libraries",
-                subject=name,
-            )
-        names = [name]
-    if not names:
-        raise ConfigError("the site has no tape library", hint="media are the cartridges of tape libraries")
-    opened = [here.destination(n) for n in names]
-    return [d for d in opened if isinstance(d, TapeDestination)]
+Flag = Annotated[bool, Parameter(negative=())]
 
 
 @app.command(name="list")
 def list_(*, library: LibraryName = None) -> None:
-    """Lists the cartridges: where each is, its state, pool, and what it holds.
+    """Lists the cartridges: where each is, its state and pool, what it holds and how it has worn.
 
     Parameters
     ----------
@@ -53,12 +27,14 @@ def list_(*, library: LibraryName = None) -> None:
         Only this destination's.
     """
     from nightferry.cli.output import Column, table
+    from nightferry.ops.media import tapes, view_json
     from nightferry.ops.opened import OpenSite
     from nightferry.units import format_size
 
     session = current()
     with OpenSite(session.load_site()) as here:
         views = [(d.name, view) for d in tapes(here, library) for view in d.inventory()]
+        zone = here.site.tz
     rows = [
         (
             v.barcode,
@@ -67,14 +43,18 @@ def list_(*, library: LibraryName = None) -> None:
             v.pool or None,
             format_size(v.used_bytes),
             len(v.images),
-            v.note or None,
+            v.mounts,
+            v.errors,
+            v.written.astimezone(zone).strftime("%Y-%m-%d %H:%M") if v.written else None,
+            "; ".join([*v.alerts, *([v.note] if v.note else [])]) or None,
         )
         for _, v in views
     ]
-    columns: list[Column | str] = ["barcode", "where", "state", "pool", Column("used", right=True)]
+    columns: list[Column | str] = ["barcode", "where", "state", "pool"]
+    columns += [Column(name, right=True) for name in ("used", "images", "mounts", "errors")]
     session.out.result(
-        {"cartridges": [{"destination": name, **_view_json(v)} for name, v in views]},
-        table([*columns, Column("images", right=True), "note"], rows),
+        {"cartridges": [{"destination": name, **view_json(v)} for name, v in views]},
+        table([*columns, "written", "note"], rows),
     )
 
 
@@ -102,11 +82,12 @@ def show(barcode: str, /, *, library: LibraryName = None) -> None:
         The destination, when several have one of that barcode.
     """
     from nightferry.cli.output import Column, table
+    from nightferry.ops.media import holding, view_json
     from nightferry.ops.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
-        view = _holding(here, barcode, library).show(barcode)
+        view = holding(here, barcode, library).show(barcode)
         zone = here.site.tz
     label = view.on_medium
     rows = [
@@ -124,7 +105,7 @@ def show(barcode: str, /, *, library: LibraryName = None) -> None:
     columns: list[Column | str] = [Column("file", right=True), "kind", "image"]
     columns += [Column(name, right=True) for name in ("epoch", "part", "bytes")]
     document = {
-        **_view_json(view.medium),
+        **view_json(view.medium),
         "on_medium": label,
         "files": view.files,
         "problem": view.problem or None,
@@ -145,49 +126,186 @@ def label(barcode: str, /, *, pool: str | None = None, library: LibraryName = No
     library
         The destination, when several have one of that barcode.
     """
+    from nightferry.ops.media import holding, view_json
     from nightferry.ops.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
-        destination = _holding(here, barcode, library)
+        destination = holding(here, barcode, library)
         view = destination.label(barcode, pool or destination.pool.name)
-    session.out.result(_view_json(view), f"{barcode} is labelled for pool {view.pool}")
+    session.out.result(view_json(view), f"{barcode} is labelled for pool {view.pool}")
 
 
-def _later(verb: str) -> Any:
-    def refuse(*_: Anything) -> NoReturn:
-        raise NotInThisRelease(f"`nightferry media {verb}` is not in this release", subject=verb)
+@app.command
+def erase(
+    barcode: str,
+    /,
+    *,
+    yes: Flag = False,
+    reason: str = "",
+    dry_run: Flag = False,
+    library: LibraryName = None,
+) -> int:
+    """Writes a fresh label over whatever is on a cartridge. One that holds a living copy is refused.
 
-    refuse.__doc__ = "Not in this release."
-    return refuse
+    Parameters
+    ----------
+    barcode
+        The cartridge.
+    yes
+        Its contents may be written over.
+    reason
+        Why; kept in the catalog.
+    dry_run
+        Says what would be lost; writes nothing.
+    library
+        The destination, when several have one of that barcode.
+    """
+    from nightferry.ops import media
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
+        tape = media.holding(here, barcode, library)
+        plan = media.plan_erasure(here, tape, barcode)
+        said = media.describe_erasure(plan)
+        if dry_run:
+            session.out.result({**plan.as_json(), "dry_run": True}, said)
+            return 0
+        if not yes:
+            raise ConfigError(
+                said, hint=f"to do it: `nightferry media erase --yes {barcode}`", subject=barcode
+            )
+        view = tape.handling.erase(barcode, media.why(reason))
+    session.out.result(
+        {**media.view_json(view), "lost": list(plan.lost)}, f"{barcode} is erased: {_now(view)}"
+    )
+    return 0
 
 
-for _verb in ("erase", "retire", "move", "import", "export"):
-    app.command(_later(_verb), name=_verb)
+@app.command
+def retire(barcode: str, /, *, reason: str, library: LibraryName = None) -> int:
+    """Takes a cartridge out of use: its copies are lost from now on. What has one copy or none left is listed.
+
+    Exit code 20 when an image cannot be read anywhere any more.
+
+    Parameters
+    ----------
+    barcode
+        The cartridge; it need not be in the library.
+    reason
+        Why; kept in the catalog.
+    library
+        The destination, when several have one of that barcode.
+    """
+    from nightferry.cli.output import table
+    from nightferry.errors import CopyMissing
+    from nightferry.ops import media
+    from nightferry.ops.opened import OpenSite
+    from nightferry.units import counted
+
+    session = current()
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
+        tape = media.holding(here, barcode, library)
+        done = media.retire(here, tape, barcode, reason)
+    rows = [[loss.image, ", ".join(loss.left) or "nowhere"] for loss in done.endangered]
+    words = [f"{barcode} is retired; {counted(len(done.losses), 'copy', 'copies')} on it lost"]
+    if rows:
+        words += ["what has one copy or none left:"]
+    again = [f"`nightferry copy --missing --to {tape.name}` makes the copies again"] if done.losses else []
+    document = {
+        **media.view_json(done.medium),
+        "lost": [loss.as_json() for loss in done.losses],
+        "endangered": [loss.image for loss in done.endangered],
+    }
+    shown = [table(["image", "can still be read from"], rows)] if rows else []
+    session.out.result(document, *words, *shown, *again)
+    return CopyMissing.exit_code if any(not loss.left for loss in done.losses) else 0
 
 
-def _holding(here: OpenSite, barcode: str, library: str | None) -> TapeDestination:
-    found = [d for d in tapes(here, library) if any(v.barcode == barcode for v in d.inventory())]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        named = ", ".join(d.name for d in found)
+@app.command
+def move(barcode: str, /, *, to: tuple[str, int], reason: str = "", library: LibraryName = None) -> None:
+    """Carries a cartridge to a slot.
+
+    Parameters
+    ----------
+    barcode
+        The cartridge.
+    to
+        `slot N`.
+    reason
+        Why; kept in the catalog.
+    library
+        The destination, when several have one of that barcode.
+    """
+    from nightferry.ops import media
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    if to[0] != "slot":
         raise ConfigError(
-            f"several libraries have a cartridge {barcode}: {named}", hint="say which with --library"
+            f"a cartridge is moved to a slot, not to {to[0]} {to[1]}",
+            hint="`--to slot N`; `nightferry media export` carries it to a port",
+            subject=barcode,
         )
-    raise ConfigError(
-        f"no cartridge {barcode}", hint="`nightferry media list` shows what there is", subject=barcode
+    with OpenSite(session.load_site()) as here:
+        view = media.holding(here, barcode, library).handling.move(barcode, to[1], media.why(reason))
+    session.out.result(media.view_json(view), f"{barcode} is in {view.element}")
+
+
+@app.command(name="import")
+def import_(*, reason: str = "", library: LibraryName = None) -> None:
+    """Takes in what lies in the import/export ports, and what somebody put into a slot by hand.
+
+    A cartridge that was offsite takes up the state again that it had before.
+
+    Parameters
+    ----------
+    reason
+        Why; kept in the catalog.
+    library
+        Only this destination's ports.
+    """
+    from nightferry.ops import media
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        taken = [
+            (tape.name, view)
+            for tape in media.tapes(here, library)
+            for view in tape.handling.take_in(media.why(reason))
+        ]
+    words = [f"{view.barcode} is in {view.element}: {_now(view)}" for _, view in taken]
+    session.out.result(
+        {"cartridges": [{"destination": name, **media.view_json(view)} for name, view in taken]},
+        *(words or ["no port holds a cartridge"]),
     )
 
 
-def _view_json(view: Any) -> dict[str, Any]:
-    return {
-        "barcode": view.barcode,
-        "element": view.element or None,
-        "state": view.state,
-        "pool": view.pool or None,
-        "used_bytes": view.used_bytes,
-        "tape_files": view.tape_files,
-        "images": list(view.images),
-        "note": view.note or None,
-    }
+@app.command
+def export(barcode: str, /, *, reason: str = "", library: LibraryName = None) -> None:
+    """Carries a cartridge to a port, to be taken out. It is offsite until it is imported.
+
+    Parameters
+    ----------
+    barcode
+        The cartridge.
+    reason
+        Where it goes, and why; kept in the catalog.
+    library
+        The destination, when several have one of that barcode.
+    """
+    from nightferry.ops import media
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
+        view = media.holding(here, barcode, library).handling.export(barcode, media.why(reason))
+    session.out.result(
+        media.view_json(view), f"{barcode} is in {view.element}, to be taken out; it is offsite"
+    )
+
+
+def _now(view: MediumView) -> str:
+    return f"{view.state}, pool {view.pool}" if view.pool else view.state

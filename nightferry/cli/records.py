@@ -47,8 +47,13 @@ def runs(*, back_group: str | None = None) -> None:
     )
 
 
-def images(*, group: str | None = None, store: str | None = None) -> None:
-    """Lists the images, the newest first.
+def images(
+    *,
+    group: str | None = None,
+    store: str | None = None,
+    expired: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Lists the images, the newest first; not those that have expired.
 
     Parameters
     ----------
@@ -56,6 +61,8 @@ def images(*, group: str | None = None, store: str | None = None) -> None:
         Only this storage group's.
     store
         Only this store's, as GROUP/STORE.
+    expired
+        Those that have expired instead: what the catalog remembers of them.
     """
     from nightferry.cli.output import Column, table
     from nightferry.ops.opened import OpenSite
@@ -75,7 +82,9 @@ def images(*, group: str | None = None, store: str | None = None) -> None:
             group = of_group
         elif group is not None and not here.catalog.images(group):
             here.site.group(group)
-        found = here.catalog.images(group, only_store)
+        found = [
+            i for i in here.catalog.images(group, only_store) if here.catalog.expired(i.image) == expired
+        ]
         documents = [image_json(i, here.catalog.copies(i.image)) for i in found]
         zone = here.site.tz
     rows = [
@@ -99,7 +108,11 @@ def images(*, group: str | None = None, store: str | None = None) -> None:
     ]
     session.out.result(
         {"images": documents},
-        table(columns, rows) if rows else "no image yet; `nightferry backup` makes them",
+        table(columns, rows)
+        if rows
+        else "no image has expired"
+        if expired
+        else "no image yet; `nightferry backup` makes them",
     )
 
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from nightferry.ops.restored import RestoreReport
 
 app = App(name="restore", help="Brings back files, a store, a storage group.")
-app.command(
-    "nightferry.cli.later:restore_group", name="group", help="A whole storage group. Not in this release."
-)
 
 CopyName = Annotated[str | None, Parameter(name=("--copy", "--from"))]
 Flag = Annotated[bool, Parameter(negative=())]
@@ -141,6 +138,103 @@ def store(
     return _in_place(store, as_of, image, copy, dry_run, privileged, owners)
 
 
+@app.command
+def group(
+    group: str,
+    /,
+    *,
+    to: Path,
+    as_of: str | None = None,
+    until: str | None = None,
+    copy: CopyName = None,
+    overwrite: Overwriting = "never",
+    dry_run: Flag = False,
+    privileged: Flag = False,
+    map_owner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+) -> int:
+    """Restores every store of a storage group, each to DIR/STORE.
+
+    Cartridges are mounted once and read forward, the drives in parallel. A store that fails stops no other one.
+
+    Parameters
+    ----------
+    group
+        The storage group.
+    to
+        The folder to restore into.
+    as_of
+        The newest images whose start is not later; without an offset, site time.
+    until
+        Replays the log up to here. Not in this release.
+    copy
+        Only from this destination, or `staging`.
+    overwrite
+        `never` leaves what is there, `older` replaces what is older, `always` replaces.
+    dry_run
+        Says which copies, how much and how long; writes nothing.
+    privileged
+        Also devices, setuid bits and privileged attributes.
+    map_owner
+        OLD=NEW for users and groups; may be repeated.
+    """
+    from nightferry.cli.output import table
+    from nightferry.errors import NotInThisRelease, worst_exit_code
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.restore_group import plan_group, restore_group
+    from nightferry.units import format_duration, format_size
+
+    if until is not None:
+        raise NotInThisRelease(
+            "replaying a log (`--until`) is not in this release", hint="leave --until out", subject=group
+        )
+    owners = _owners(map_owner)
+    session = current()
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
+        when = parse_moment(as_of, here) if as_of else None
+        plans = plan_group(here, group, to.resolve(), as_of=when, copy=copy)
+        if dry_run:
+            documents = [plan.as_json() for plan in plans]
+            shown = [
+                [
+                    d["image"],
+                    d["copy"],
+                    ", ".join(d["cartridges"]) or None,
+                    format_size(d["bytes"]),
+                    format_duration(d["predicted_s"]),
+                    d["to"],
+                ]
+                for d in documents
+            ]
+            heads = ["image", "from", "cartridges", "bytes", "about", "to"]
+            session.out.result({"stores": documents, "dry_run": True, "as_of": when}, table(heads, shown))
+            return 0
+        done = restore_group(
+            here,
+            plans,
+            overwrite=overwrite,
+            privileged=privileged,
+            map_owner=owners,
+            progress=session.out.progress,
+            cancel=session.cancel,
+        )
+    rows = [
+        [
+            one.store,
+            one.done.copy if one.done else None,
+            one.done.report.files if one.done else None,
+            format_size(one.done.report.size_bytes) if one.done else None,
+            str(one.done.plan.target) if one.done else None,
+            one.error.message if one.error else (None if one.exit_code == 0 else "something was left out"),
+        ]
+        for one in done
+    ]
+    session.out.result(
+        {"stores": [one.as_json() for one in done], "as_of": when},
+        table(["store", "from", "files", "bytes", "to", "error"], rows),
+    )
+    return worst_exit_code(one.exit_code for one in done)
+
+
 def _run(
     store: str,
     patterns: tuple[str, ...],
@@ -157,7 +251,7 @@ def _run(
     from nightferry.ops.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         found, moment = _find(session, here, store, as_of, image)
         plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=copy)
         if dry_run:
@@ -198,7 +292,7 @@ def _in_place(
     from nightferry.ops.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         found, moment = _find(session, here, store, as_of, image)
         if dry_run:
             plan = ops.look_for_recalls(here, ops.plan_in_place(here, found, copy=copy))
@@ -272,14 +366,22 @@ def _show_plan(
     from nightferry.units import counted, format_duration, format_size
 
     document = plan.as_json()
+    others = [
+        f"{road['copy']} about {format_duration(road['predicted_s'])}" for road in document["roads"][1:]
+    ]
     lines = [
         f"image {document['image']} from {document['copy']}"
-        + (f" (then {', '.join(document['fallbacks'])})" if document["fallbacks"] else ""),
+        + (f" (then {', '.join(others)})" if others else ""),
         f"{counted(document['files'], 'entry', 'entries')}, {format_size(document['bytes'])}"
         + (f", about {format_duration(document['predicted_s'])}" if document["predicted_s"] else ""),
     ]
     if document["cartridges"]:
-        lines.insert(1, f"cartridges {', '.join(document['cartridges'])}")
+        away = document["roads"][0]["offsite"]
+        lines.insert(
+            1,
+            f"cartridges {', '.join(document['cartridges'])}"
+            + (f"; {', '.join(away)} must be brought and imported first" if away else ""),
+        )
     if document["needs_recall"]:
         lines.append(f"needs recall from an archive: {', '.join(document['needs_recall'])}; asked for last")
     document |= {"dry_run": True, "as_of": as_of}

@@ -39,7 +39,7 @@ def verify(
             hint="more than 0 and at most 100; only 100 makes a copy verified",
             subject="--sample",
         )
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         checked = list(
             verify_copies(
                 here,
@@ -50,6 +50,7 @@ def verify(
                 cancel=session.cancel,
             )
         )
+    checked.sort(key=lambda c: (c.copy.image, c.copy.destination))
     rows = [[c.copy.image, c.copy.destination, c.copy.state, c.error or c.note or None] for c in checked]
     bad = sum(1 for c in checked if c.error)
     left_out = sum(1 for c in checked if c.note)
@@ -95,7 +96,7 @@ def copy(
     rows: list[list[object]] = []
     documents: list[dict[str, object]] = []
     codes = []
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         here.site.destination(to)
         here.catalog.refresh()
         wanted = missing_copies(here, to) if missing else [here.catalog.image(name) for name in images]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from nightferry.errors import NotInThisRelease
 from nightferry.model.findings import Finding
-from nightferry.model.records import CartridgeRecord
+from nightferry.model.records import CartridgeRecord, DriveRecord, Streamed
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
@@ -83,6 +84,8 @@ class Receipt:
     verified: bool = False
     """True only when the destination's own full checksum equals ours, or every byte was read back."""
     notes: tuple[str, ...] = field(default=())
+    streamed: Streamed | None = None
+    """How it went through a tape drive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,37 @@ class Found:
     epoch: int
     location: dict[str, Any]
     meta: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """The destination keeps a copy from being removed: by which ``mode``, and until when (None: for ever,
+    until somebody takes the mark away)."""
+
+    mode: str
+    until: datetime | None
+
+    def __str__(self) -> str:
+        return f"{self.mode} until " + (
+            f"{self.until:%Y-%m-%d %H:%M} UTC" if self.until else "it is taken away"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something at a destination that belongs to no copy.
+
+    ``what``: ``upload`` (parts of an object that was never completed), ``data`` (an image's data in another
+    encoding than its copy's), ``unfinished`` (what a put left that did not come to its end).
+    """
+
+    what: Literal["upload", "data", "unfinished"]
+    image: str
+    path: str
+    since: datetime
+    """When it was last written to."""
+    size_bytes: int = 0
+    upload_id: str = ""
 
 
 class Lane(Protocol):
@@ -147,11 +181,43 @@ class Destination(Protocol):
     def remove(self, location: Mapping[str, Any]) -> None:
         """Gives a copy's room back (a tape copy's room comes back when its whole cartridge expires)."""
 
+    def locked(self, location: Mapping[str, Any]) -> Locked | None:
+        """What keeps the copy from being removed now, as far as the key may see it; None: nothing does."""
+
+    def expire(self, location: Mapping[str, Any]) -> str:
+        """Removes a copy for good; one that is gone already is fine. The copy's other objects go after its
+        data, so that a crash leaves nothing that looks whole.
+
+        Returns:
+            What stays all the same, in words; empty when all its room comes back.
+
+        Raises:
+            Retained: the destination keeps it, as it was asked to; nothing was removed.
+            NotRemoved: nothing was removed for want of rights.
+        """
+
+    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+        """What belongs to no copy and was last written to before that time."""
+
+    def clear(self, leftover: Leftover) -> None:
+        """Removes one of ``leftovers``; gone already is fine."""
+
     def scan(self) -> Iterator[Found]:
         """Every whole copy here, found from the medium alone."""
 
     def put_catalog(self, name: str, data: bytes) -> None:
         """Keeps a copy of the catalog; the newest few are kept."""
+
+    def catalog_copies(self) -> list[str]:
+        """Names of the copies of the catalog that are here, those with the latest name first, found from the
+        medium alone."""
+
+    def get_catalog(self, name: str) -> bytes:
+        """One of ``catalog_copies``.
+
+        Raises:
+            MediumDamaged: it cannot be read back as it was written.
+        """
 
     def close(self) -> None:
         """Gives every lease and lock back and unloads what it loaded. May be called twice."""
@@ -194,5 +260,6 @@ class Register(Protocol):
     def cartridge(self, barcode: str) -> CartridgeRecord | None: ...
     def cartridges(self) -> list[CartridgeRecord]: ...
     def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None: ...
+    def record_drive(self, drive: DriveRecord) -> None: ...
     def live_images(self, barcode: str) -> list[str]:
         """Images with a copy here that is neither lost nor expired: the cartridge must not be overwritten."""

@@ -12,7 +12,8 @@ from nightferry.model.redact import scrubbed
 from nightferry.model.secrets import is_reference, resolve_secret
 
 _UNENCRYPTED = {"ftp": "sftp", "http": "https", "webdav": "sftp"}
-"""Schemes that carry secrets and stores as they are, and what to take instead."""
+"""Schemes that carry secrets and stores as they are, or to whoever answers (FTP's TLS is not checked by its driver),
+and what to take instead."""
 
 
 class Opened:
@@ -154,7 +155,7 @@ def open_driver(name: str, url: str, options: Mapping[str, Any]) -> Driver:
             values[key] = resolve_secret(value).get_secret_value()
             secrets.append(values[key])
     scheme = url.partition("://")[0]
-    if scheme in _UNENCRYPTED and not is_loopback(url) and not values.get("tls"):
+    if scheme in _UNENCRYPTED and not is_loopback(url):
         raise ConfigError(
             f"destination {name}: {scheme}:// would carry stores without encryption",
             hint=f"use {_UNENCRYPTED[scheme]}://; plain {scheme} is for loopback alone",

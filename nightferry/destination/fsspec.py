@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
-from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Found, Outgoing, Receipt
+from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Found, Leftover, Outgoing, Receipt
 from nightferry.destination.copies import (
     COPY,
     META,
@@ -23,6 +24,7 @@ from nightferry.destination.copies import (
     watched,
 )
 from nightferry.destination.drivers import open_driver
+from nightferry.destination.leftovers import Entry, left_in
 from nightferry.destination.objects import FolderObjects, Pieces, ReadAt
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
@@ -240,6 +242,36 @@ class FsspecDestination:
         self._objects.remove(f"{folder}/{META}")
         self._objects.remove(folder)
 
+    def locked(self, location: Mapping[str, Any]) -> None:
+        """A folder locks nothing."""
+
+    def expire(self, location: Mapping[str, Any]) -> str:
+        self.remove(location)
+        return ""
+
+    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+        self._require()
+        for image in self._objects.names("images"):
+            yield from left_in(image, self._copy_of(safe_name(image)), self._entries(image), before)
+
+    def _entries(self, image: str) -> list[Entry]:
+        folder = f"images/{image}"
+        paths = [f"{folder}/{name}" for name in self._objects.names(folder)]
+        found = [Entry(p, self._objects.size(p) or 0, self._changed(p)) for p in paths]
+        # A put that was cut off leaves a folder whose files have names of ours, or none at all.
+        if not found and isinstance(self._objects, FolderObjects):
+            found = [Entry(folder, 0, self._changed(folder))]
+        return found
+
+    def _changed(self, path: str) -> datetime:
+        """When it was last written; a place that does not say makes it look new."""
+        seconds = self._objects.changed(path)
+        return datetime.fromtimestamp(seconds, UTC) if seconds else datetime.max.replace(tzinfo=UTC)
+
+    def clear(self, leftover: Leftover) -> None:
+        self._require()
+        self._objects.remove(leftover.path)
+
     def scan(self) -> Iterator[Found]:
         self._require()
         for image in self._objects.names("images"):
@@ -256,6 +288,14 @@ class FsspecDestination:
         )
         for old in kept[:-CATALOGS_KEPT]:
             self._objects.remove(f"catalog/{old}")
+
+    def catalog_copies(self) -> list[str]:
+        self._require()
+        return sorted(self._objects.names("catalog"), reverse=True)
+
+    def get_catalog(self, name: str) -> bytes:
+        self._require()
+        return self._objects.read(f"catalog/{safe_name(name)}")
 
     def close(self) -> None:
         self._objects.close()

@@ -23,6 +23,14 @@ KEEPALIVE_S = 15.0
 """A peer that is silent for three of these is gone."""
 CHANNELS = 8
 """Sessions of one connection; OpenSSH allows ten."""
+CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "chacha20-poly1305@openssh.com",
+    "aes256-ctr",
+    "aes128-ctr",
+)
+"""The ones that processors do themselves come first: they cost two thirds of chacha20 here."""
 OPTIONS = {
     "username",
     "port",
@@ -225,6 +233,7 @@ class SftpDriver(Driver):
             "login_timeout": patience_s,
             "keepalive_interval": KEEPALIVE_S,
             "max_sessions": CHANNELS,
+            "encryption_algs": list(CIPHERS),
             **self.options,
             "known_hosts": self._known_hosts,
             "config": None,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from nightferry.destination.drivers import Connections, Driver, Opened
 from nightferry.destination.failure import as_destination_error
 from nightferry.destination.objects import Pieces, ReadAt
-from nightferry.errors import DestinationError, MediumDamaged, NightferryError, Unavailable
+from nightferry.errors import DestinationError, MediumDamaged, MediumFull, NightferryError, Unavailable
 from nightferry.units import MIB
+
+log = logging.getLogger(__name__)
 
 WRITE_BYTES = 4 * MIB
 """Bytes handed to a driver at once: enough for many requests under way on a long line."""
@@ -31,6 +37,7 @@ class SpecObjects:
         self._driver = driver
         self._name = driver.name
         self._connections = Connections(driver)
+        self._folders = threading.Lock()
 
     @property
     def driver(self) -> Driver:
@@ -118,8 +125,13 @@ class SpecObjects:
 
     def remove(self, path: str) -> None:
         with self._errors() as opened:
+            opened.fs.invalidate_cache()
             try:
-                opened.fs.rm(self._path(path), recursive=True)
+                # Not every driver takes an object for a folder of one.
+                if opened.fs.info(self._path(path))["type"] == "directory":
+                    opened.fs.rm(self._path(path), recursive=True)
+                else:
+                    opened.fs.rm_file(self._path(path))
             except FileNotFoundError:
                 return
             finally:
@@ -194,8 +206,8 @@ class SpecObjects:
     def _fill(self, path: str, pieces: Pieces) -> None:
         """Writes an object of exactly these bytes, or none. What the source of ``pieces`` raises is not the
         destination's error."""
+        self._make_folder(self._path(path).rpartition("/")[0])
         with self._errors() as opened:
-            opened.make_folder(self._path(path).rpartition("/")[0])
             file = opened.open_new(self._path(path))
         done = 0
         try:
@@ -215,16 +227,27 @@ class SpecObjects:
             self._give_up(file, path)
             raise
 
+    def _make_folder(self, folder: str) -> None:
+        """A folder and those above it. Drivers look first and make then: another lane may be in between."""
+        with self._folders, self._errors() as opened:
+            opened.fs.invalidate_cache()
+            try:
+                opened.make_folder(folder)
+            except Exception:
+                opened.fs.invalidate_cache()
+                if not opened.fs.isdir(folder):
+                    raise
+
     def _give_up(self, file: Any, path: str) -> None:
         """Removes what was written of an object. A place that does not answer keeps it for the next put to
         remove; under its own name too it is no whole copy, as ``meta.json`` is written last."""
-        try:
-            with self._errors():
-                # A driver that uploads at the end throws away, one that has written closes.
-                getattr(file, "discard", file.close)()
-            self.remove(path)
-        except DestinationError:
-            return
+        works: tuple[Callable[[], None], ...] = (partial(_throw_away, file), partial(self.remove, path))
+        for work in works:
+            try:
+                with self._errors():
+                    work()
+            except DestinationError as error:
+                log.info("left behind at %s: %s: %s", self._name, path, error)
 
     def _rename(self, old: str, new: str) -> None:
         with self._errors() as opened:
@@ -255,9 +278,20 @@ class SpecObjects:
             return meant
         if isinstance(error, OSError):
             return as_destination_error(error, self._name)
-        return DestinationError(
-            f"{self._name}: {type(error).__name__}: {self._driver.shown(error)}", subject=self._name
-        )
+        said = self._driver.shown(error)
+        kind = MediumFull if os.strerror(errno.ENOSPC) in said else DestinationError
+        return kind(f"{self._name}: {type(error).__name__}: {said}", subject=self._name)
+
+
+def _throw_away(file: Any) -> None:
+    """Ends a file that was not written to its end. One that uploads as it is closed must not."""
+    from fsspec.spec import AbstractBufferedFile
+
+    if isinstance(file, AbstractBufferedFile):
+        file.closed = True
+        file.discard()
+    else:
+        file.close()
 
 
 def _in_blocks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:

@@ -13,12 +13,14 @@ from nightferry.model.destinations import (
     Destination,
     FsspecSettings,
     Recall,
+    S3Access,
     S3Settings,
     TapeSettings,
     VirtualLibrary,
 )
 from nightferry.model.names import choose, parse_resource_group
-from nightferry.model.site import Site
+from nightferry.model.nodes import LocalClusterSettings
+from nightferry.model.site import Site, is_bucket
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.toml_lines import Path as KeyPath
 
@@ -52,11 +54,20 @@ def _site(site: Site) -> Iterator[Problem]:
             ("site", "timezone"),
             f"no time zone is called {site.site.timezone!r}; write for example 'Europe/Berlin'",
         )
-    catalog = site.site.catalog
-    if "://" in catalog:
+    catalog, access = site.site.catalog, site.site.catalog_s3
+    if is_bucket(catalog):
         if urlsplit(catalog).scheme != "s3" or not urlsplit(catalog).netloc:
             yield ("site", "catalog"), "must be an absolute path or s3://bucket/prefix"
-    elif not Path(catalog).is_absolute() or ".." in Path(catalog).parts:
+        if isinstance(site.cluster, LocalClusterSettings) and site.cluster.state_path is None:
+            yield (
+                ("cluster",),
+                "a local cluster beside a catalog in a bucket needs state_path, a file on this machine",
+            )
+        if (access.access_key is None) != (access.secret_key is None):
+            yield ("site", "catalog_s3"), "access_key and secret_key are given together, or neither"
+    elif access != S3Access():
+        yield ("site", "catalog_s3"), "is for a catalog in a bucket, s3://bucket/prefix"
+    if not is_bucket(catalog) and (not Path(catalog).is_absolute() or ".." in Path(catalog).parts):
         yield ("site", "catalog"), f"not an absolute path: {catalog!r}"
 
 
@@ -136,7 +147,7 @@ def _places(site: Site) -> Iterator[Problem]:
                     f"{name} and {other} share a disk: {path}, {other_path}",
                 )
     for name, path in disks:
-        if "://" not in site.site.catalog and _below(Path(site.site.catalog), path):
+        if not is_bucket(site.site.catalog) and _below(Path(site.site.catalog), path):
             yield ("site", "catalog"), f"the catalog lies on the disk of {name} ({path}), which changes hands"
         for place, store_path in _store_paths(site):
             if _overlap(store_path, path):

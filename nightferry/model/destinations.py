@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -17,11 +17,13 @@ from nightferry.model.fields import (
     SafeName,
     SecretRef,
     Section,
+    Share,
     Size,
+    TimeOfDay,
     Url,
     Words,
 )
-from nightferry.units import GIB, KIB
+from nightferry.units import GIB, KIB, MIB
 
 _COMPRESSION = re.compile(r"zstd(:([1-9]|1[0-9]))?")
 _ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
@@ -43,10 +45,27 @@ class Retention(Section):
     keep_yearly: Count = 0
 
     @property
+    def _numbers(self) -> tuple[int, ...]:
+        return (self.keep_last, self.keep_daily, self.keep_weekly, self.keep_monthly, self.keep_yearly)
+
+    @property
     def keeps_everything(self) -> bool:
-        return not any(
-            (self.keep_last, self.keep_daily, self.keep_weekly, self.keep_monthly, self.keep_yearly)
-        )
+        """No number is given."""
+        return not any(self._numbers)
+
+    @property
+    def keeps_one(self) -> bool:
+        """Every rule is content with the newest image."""
+        return max(self._numbers) == 1
+
+
+class SiteRetention(Retention):
+    """``[retention]``: what holds where a destination says nothing else, and when and how much at once."""
+
+    at_most: Share = 0.5
+    """The share of a destination's copies that may expire at once without somebody's word for it."""
+    expire_at: TimeOfDay | None = None
+    """When the deployment runs each day, site time; None: only when it is asked for."""
 
 
 def _compression(value: str) -> str:
@@ -169,6 +188,22 @@ Library = Annotated[
 ]
 
 
+class ExpiryKeys(Section):
+    """The credentials that remove expired copies, so that those of the nights need not be able to."""
+
+    access_key: SecretRef | None = None
+    secret_key: SecretRef | None = None
+    profile: str | None = None
+
+    @model_validator(mode="after")
+    def _name_one(self) -> Self:
+        if (self.access_key is None) != (self.secret_key is None) or (
+            (self.access_key is None) == (self.profile is None)
+        ):
+            raise ValueError("give access_key and secret_key, or a profile")
+        return self
+
+
 class _DestinationBase(Section):
     name: SafeName
     description: str = ""
@@ -199,13 +234,13 @@ class TapeSettings(_DestinationBase):
     kind: Literal["tape"]
     library: Library
     pool: Pool = Pool()
+    buffer_bytes: Annotated[Size, Field(ge=2 * MIB, le=4 * GIB)] = 32 * MIB
+    """Of each drive: what is read ahead of it, so that it streams."""
 
 
-class S3Settings(_DestinationBase):
-    """An object store that speaks S3. What is not given here follows boto3's own chain."""
+class S3Access(Section):
+    """How an S3 store is reached. What is not given here follows boto3's own chain."""
 
-    kind: Literal["s3"]
-    url: Url
     endpoint: Url | None = None
     region: str | None = None
     profile: str | None = None
@@ -214,12 +249,21 @@ class S3Settings(_DestinationBase):
     secret_key: SecretRef | None = None
     path_style: bool | None = None
     """``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: with an endpoint of one's own."""
+
+
+class S3Settings(_DestinationBase, S3Access):
+    """An object store that speaks S3."""
+
+    kind: Literal["s3"]
+    url: Url
     max_parts: Annotated[int, Field(strict=True, ge=100, le=10_000)] = 10_000
     """Parts of one upload that the provider takes; some take 1,000."""
     storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None
     """Of the images' data, in the provider's words; the small files beside it stay in the bucket's own."""
     lock: Lock | None = None
     recall: Recall = Recall()
+    expire: ExpiryKeys | None = None
+    """Who removes what has expired; None: the same key as writes."""
 
     @property
     def archives(self) -> bool:

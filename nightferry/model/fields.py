@@ -161,6 +161,10 @@ def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _share(value: Any) -> Any:
+    return parse_percent(value) if isinstance(value, str) else value
+
+
 def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
@@ -223,6 +227,7 @@ def _bandwidth(value: Any) -> Any:
 
 Size = Annotated[int, BeforeValidator(_size), Field(strict=True, ge=0)]
 Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0)]
+Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
 Bound = Annotated[int | Literal["any"], BeforeValidator(_bound)]
 TimeOfDay = Annotated[time, BeforeValidator(_time_of_day)]
 Deadline = Annotated[time | timedelta, BeforeValidator(_deadline)]

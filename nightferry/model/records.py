@@ -12,7 +12,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 ImageState = Literal["whole", "partial"]
-CopyState = Literal["writing", "whole", "verified", "suspect", "damaged", "lost"]
+CopyState = Literal["writing", "whole", "verified", "suspect", "damaged", "lost", "expiring", "expired"]
+THERE: frozenset[CopyState] = frozenset({"whole", "verified", "suspect", "damaged"})
+"""States of a copy whose bytes lie at the destination, good or bad."""
+OUTLIVED: frozenset[CopyState] = frozenset({"expiring", "expired"})
+"""States of a copy that the retention has taken: never read again, never owed again."""
 RunState = Literal["staging", "held", "sealed", "streaming", "drained", "ended"]
 CartridgeState = Literal[
     "blank", "appendable", "full", "offsite", "expired", "retired", "cleaning", "foreign"
@@ -197,6 +201,19 @@ class OwnerRecord(Record):
         return self.back_group
 
 
+class Streamed(BaseModel):
+    """How a copy went through its drive. ``seconds``: from its first record to the last acknowledgement, without
+    changes of cartridges; ``waits``: how often the drive had nothing to write before the end, ``repositions``: those
+    waits that a drive's own buffer does not bridge."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    size_bytes: int
+    seconds: float
+    waits: int = 0
+    waited_s: float = 0.0
+    repositions: int = 0
+
+
 class ConstraintRecord(Record):
     """What a move of ours put into the cluster to keep a group where it sent it.
 
@@ -241,6 +258,8 @@ class CopyRecord(Record):
     ended: AwareDatetime | None = None
     verified: AwareDatetime | None = None
     note: str = ""
+    streamed: Streamed | None = None
+    """Of a copy on tape that this process wrote."""
 
     @property
     def subject(self) -> str:
@@ -257,6 +276,8 @@ class CartridgeRecord(Record):
     state: CartridgeState
     label: str = ""
     """The label's random id; empty while blank."""
+    former_label: str = ""
+    """The id that the medium may still bear while a cartridge is labelled anew; else empty."""
     used_bytes: int = 0
     tape_files: int = 0
     """Tape files written, the label included; the next one is written at this number."""
@@ -265,10 +286,62 @@ class CartridgeRecord(Record):
     images: tuple[str, ...] = ()
     at: AwareDatetime
     note: str = ""
+    mounts: int = 0
+    """How often it came out of a drive again."""
+    errors: int = 0
+    """How often reading or writing it failed."""
+    alerts: tuple[str, ...] = ()
+    """What the drive said when it left it last."""
+    written: AwareDatetime | None = None
+    """When an image or a label was last written to it."""
+    resumes: CartridgeState | None = None
+    """While ``offsite``: the state that it takes up again when it comes back."""
 
     @property
     def subject(self) -> str:
         return f"{self.destination}/{self.barcode}"
+
+
+class DriveRecord(Record):
+    """What a tape drive said of itself, or why it is not used."""
+
+    kind: ClassVar[str] = "drive"
+    destination: str
+    drive: int
+    state: Literal["ready", "wants cleaning", "cleaned", "set aside"]
+    alerts: tuple[str, ...] = ()
+    barcode: str = ""
+    """The cartridge that was in it."""
+    at: AwareDatetime
+    note: str = ""
+
+    @property
+    def subject(self) -> str:
+        return f"{self.destination}/drive {self.drive}"
+
+
+class LeaseRecord(Record):
+    """Who may run a BACK group, reads from its disk or moves it, where no lock of an operating system reaches
+    every node.
+
+    The newest one counts: what is in the log after it was written under it, and by nobody before it.
+    """
+
+    kind: ClassVar[str] = "lease"
+    back_group: str
+    what: str = ""
+    """Empty: the run lock; ``move``; ``reader-`` and a word of its own for each reader."""
+    state: Literal["held", "free"]
+    run: str
+    """Which run; for readers and movers what they are called."""
+    window: str
+    node: str
+    pid: int
+    since: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return f"{self.back_group}.{self.what}" if self.what else self.back_group
 
 
 class SelectionRecord(Record):
@@ -293,10 +366,48 @@ class FreedRecord(Record):
     image: str
     reason: str
     at: AwareDatetime
+    expired: bool = False
+    """The retention took it: it has no copy, and nobody is meant to miss it."""
 
     @property
     def subject(self) -> str:
         return self.image
+
+
+class HoldRecord(Record):
+    """Whether the retention must leave an image alone, and why."""
+
+    kind: ClassVar[str] = "hold"
+    image: str
+    held: bool
+    reason: str
+    who: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.image
+
+
+class ExpiryRecord(Record):
+    """One application of the retention: an intent before anything goes, a result when all of it has gone."""
+
+    kind: ClassVar[str] = "expiry"
+    expiry: str
+    """Its name: when it began, UTC."""
+    who: str
+    reason: str
+    """Why it was right to expire so much at once; empty when it was not much."""
+    copies: tuple[str, ...]
+    """Subjects of the copies: before, those that shall go; afterwards, those that went."""
+    staged: tuple[str, ...] = ()
+    """Images that staging shall give, or gave, back."""
+    at: AwareDatetime
+    note: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.expiry
 
 
 class RecallRecord(Record):
@@ -327,8 +438,12 @@ RECORDS: dict[str, type[Record]] = {
         ConstraintRecord,
         CopyRecord,
         CartridgeRecord,
+        DriveRecord,
+        LeaseRecord,
         SelectionRecord,
         FreedRecord,
+        HoldRecord,
+        ExpiryRecord,
         RecallRecord,
     )
 }

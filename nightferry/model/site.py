@@ -17,6 +17,9 @@ from nightferry.model.destinations import (
     Destination,
     NdmpLibrary,
     Retention,
+    S3Access,
+    S3Settings,
+    SiteRetention,
     TapeSettings,
 )
 from nightferry.model.fields import (
@@ -52,6 +55,8 @@ class SiteSection(Section):
     description: str = ""
     catalog: str
     """A folder every node reaches, or ``s3://bucket/prefix``; never on a BACK disk."""
+    catalog_s3: S3Access = S3Access()
+    """How the bucket is reached when the catalog lies in one."""
     timezone: str = "UTC"
     restore_roots: tuple[AbsolutePath, ...] = ()
     """Where restores asked for in the Prefect UI may write."""
@@ -59,6 +64,11 @@ class SiteSection(Section):
     """Whether restores asked for in the Prefect UI may replace files that are there and older."""
     log: Literal["full", "summary", "none"] = "summary"
     """How much a run's log says of each file: every one, only those that are not whole, nothing."""
+
+
+def is_bucket(catalog: str) -> bool:
+    """Whether a catalog's place is a bucket rather than a folder."""
+    return "://" in catalog
 
 
 class StagingSettings(Section):
@@ -127,7 +137,7 @@ class Site(Section):
     groups: tuple[Group, ...]
     destinations: tuple[Destination, ...] = ()
     ndmp_servers: tuple[NdmpServer, ...] = ()
-    retention: Retention = Retention()
+    retention: SiteRetention = SiteRetention()
 
     @property
     def name(self) -> str:
@@ -222,23 +232,31 @@ class Site(Section):
         return self.destination(destination).retention or self.retention
 
     @property
-    def catalog_path(self) -> Path:
-        """The catalog's folder.
+    def catalog_path(self) -> Path | None:
+        """The catalog's folder; None when it lies in a bucket."""
+        return None if is_bucket(self.site.catalog) else Path(self.site.catalog)
 
-        Raises:
-            NotInThisRelease: it lies in an object store.
-        """
-        if "://" in self.site.catalog:
-            raise NotInThisRelease(
-                "a catalog in an object store is not in this release", subject="site.catalog"
-            )
-        return Path(self.site.catalog)
+    def catalog_bucket(self, url: str | None = None) -> S3Settings:
+        """A catalog's bucket as whoever opens buckets wants it: the site's own, or another reached likewise."""
+        access = self.site.catalog_s3
+        return S3Settings(name="catalog", kind="s3", url=url or self.site.catalog, **dict(access))
 
     @property
     def cluster_state_path(self) -> Path:
-        """Where a local cluster remembers who owns what: as given, else beside the catalog."""
+        """Where a local cluster remembers who owns what: as given, else beside the catalog's folder.
+
+        Raises:
+            ConfigError: neither is said.
+        """
         given = self.cluster.state_path if isinstance(self.cluster, LocalClusterSettings) else None
-        return given or self.catalog_path.with_name(self.catalog_path.name + "-cluster.json")
+        beside = self.catalog_path
+        if given is None and beside is None:
+            raise ConfigError(
+                "nothing says where the local cluster remembers who owns what",
+                hint="a catalog in a bucket has no folder beside it: name a file as [cluster] state_path",
+                subject="cluster.state_path",
+            )
+        return given or Path(f"{beside}-cluster.json")
 
     def undelivered(self) -> tuple[str, ...]:
         """What this site asks for and this release cannot do yet, each with its place in the file."""
@@ -272,8 +290,6 @@ def _named(things: tuple[_N, ...], name: str, what: str) -> _N:
 
 def _undelivered(site: Site) -> list[str]:
     found: list[str] = []
-    if "://" in site.site.catalog:
-        found.append("site.catalog: a catalog in an object store")
     for group in site.groups:
         if group.postgres is not None:
             found.append(f"groups[{group.name}].postgres: PostgreSQL storage groups")

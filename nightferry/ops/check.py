@@ -43,6 +43,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *surroundings.clock(opened),
             *_cluster(opened),
             *_destinations(opened),
+            *_retention(opened),
             *_restore_roots(opened),
             *surroundings.packages(),
             *surroundings.prefect_api(),
@@ -186,7 +187,16 @@ def _same_disk(store: Any, staging: Path) -> bool:
 
 def _catalog(opened: OpenSite) -> Iterator[Finding]:
     path = opened.site.catalog_path
-    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+    if path is None:
+        from nightferry.ops.catalog_bucket import BucketStorage
+
+        storage = opened.catalog.storage
+        try:
+            if isinstance(storage, BucketStorage):
+                storage.require_claims()
+        except NightferryError as error:
+            yield Finding("NF-CAT-003", "fail", str(error), error.hint)
+    elif not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
         yield Finding(
             "NF-CAT-002", "fail", f"the catalog {path} cannot be written by this user", "give it to the user"
         )
@@ -217,6 +227,26 @@ def _destinations(opened: OpenSite) -> Iterator[Finding]:
                 "warn",
                 f"storage group {group.name} has no copies: its images stay on staging alone",
                 'name its destinations in copies = ["…"]',
+            )
+
+
+def _retention(opened: OpenSite) -> Iterator[Finding]:
+    for settings in opened.site.destinations:
+        retention = opened.site.retention_of(settings.name)
+        if retention.keeps_everything:
+            yield Finding(
+                "NF-RET-001",
+                "note",
+                f"destination {settings.name} keeps every image for ever",
+                "give [retention], or the destination's own, numbers: keep_last, keep_daily …",
+            )
+        elif retention.keeps_one:
+            yield Finding(
+                "NF-RET-002",
+                "warn",
+                f"destination {settings.name} keeps a single image of each store: nothing older is left there "
+                "when that is damaged, or was made of a damaged store",
+                "raise keep_last, or add keep_daily",
             )
 
 

@@ -10,14 +10,16 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import assert_never
 
 from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
+from nightferry.catalog.readers import DiskReaders
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
@@ -31,12 +33,14 @@ from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
-from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
+from nightferry.model.records import CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.model.redact import redacted
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.register import CatalogConstraints, CatalogRegister
 from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.plan.staging import CopyPolicy
+from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
 
@@ -50,15 +54,32 @@ class OpenSite:
     Args:
         loaded: The site file as read.
         clock: Handed to everything that waits or stamps.
+        progress: Is told what a destination waits for where a verb has no progress of its own to hand on: a
+            cartridge that is to be read and is not in its library.
+        cancel: Ends such a wait.
+        catalog: Another catalog than the site's own, which is lost: no destination is new then, whatever this
+            one knows of it.
     """
 
-    def __init__(self, loaded: LoadedSite, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        loaded: LoadedSite,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        progress: Progress = QUIET,
+        cancel: Cancel | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
         self.loaded = loaded
         self.site: Site = loaded.site
         self.clock = clock
+        self.progress = progress
+        self._cancel = cancel or Cancel()
         self.site.require_delivered()
         self.host = socket.gethostname()
-        self.catalog = self._open_catalog()
+        self._closing = ExitStack()
+        self._is_lost = catalog is not None
+        self.catalog = catalog if catalog is not None else self._open_catalog()
         self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
@@ -142,10 +163,13 @@ class OpenSite:
         """The BACK group's disk, as it is mounted here."""
         return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
 
-    def leases(self, back_group: str) -> Leases:
+    def leases(self, back_group: str) -> Leases | DiskReaders:
         """Who reads from the BACK group's disk, on any node."""
         name = self.site.back_group(back_group).name
-        return Leases(self.site.catalog_path / "locks" / f"{name}.readers", name, self.clock)
+        path = self.site.catalog_path
+        if path is None:
+            return DiskReaders(self.catalog, name, self.clock)
+        return Leases(path / "locks" / f"{name}.readers", name, self.clock)
 
     def back_group_of(self, image: ImageRecord) -> str:
         """The BACK group that the image was staged on.
@@ -265,11 +289,24 @@ class OpenSite:
         """What each destination can be expected to do, to choose where to restore from."""
         return {d.name: _speed(d) for d in self.site.destinations}
 
+    def pages(self) -> dict[str, bytes]:
+        """What a cartridge that is found has to say of itself: how to read it, and what the site was."""
+        return {"recovery.md": recovery_page(), "site.toml": redacted(self.loaded.text).encode()}
+
+    def offsite(self) -> dict[str, set[str]]:
+        """Destination → barcodes of its cartridges that are in a vault."""
+        found: dict[str, set[str]] = {}
+        for record in self.catalog.all(CartridgeRecord):
+            if record.state == "offsite":
+                found.setdefault(record.destination, set()).add(record.barcode)
+        return found
+
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
         for name in list(self._destinations):
             self.close_destination(name)
+        self._closing.close()
 
     def __enter__(self) -> OpenSite:
         return self
@@ -280,14 +317,27 @@ class OpenSite:
         self.close()
 
     def _open_catalog(self) -> Catalog:
-        """The catalog's folder, made on a site's first use; its parent must be there.
+        """The catalog, begun on a site's first use; the folder above it, or its bucket, must be there.
 
         Raises:
             CatalogError: it is not there, or the BACK disks show that this is not the first use.
         """
         path = self.site.catalog_path
+        used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
+        if path is None:
+            from nightferry.ops.catalog_bucket import open_catalog_bucket
+
+            storage = open_catalog_bucket(self.site.catalog_bucket(), clock=self.clock)
+            self._closing.callback(storage.close)
+            catalog = Catalog(storage, node=self.host, clock=self.clock)
+            if catalog.is_empty and used:
+                raise CatalogError(
+                    f"the catalog {storage} is empty, and {', '.join(used)} was used before",
+                    hint="correct site.catalog, or see docs/recovery.md; to begin anew, remove the disk's .nightferry",
+                    subject=str(storage),
+                )
+            return catalog
         if not path.exists() and path.parent.is_dir():
-            used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
             if used:
                 raise CatalogError(
                     f"the catalog {path} is not there, and {', '.join(used)} was used before",
@@ -298,13 +348,16 @@ class OpenSite:
         return Catalog(path, node=self.host, clock=self.clock)
 
     def _holds_copies(self, name: str) -> bool:
-        """Whether copies at a destination are on record that may be there."""
+        """Whether copies at a destination are on record that may be there, or the records are lost."""
         held = ("whole", "verified", "suspect", "damaged")
-        return any(copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord))
+        return self._is_lost or any(
+            copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)
+        )
 
     def _shared_locks(self) -> Path | None:
         """A folder that every node of the site sees, for locks; None when the catalog is no folder."""
-        return None if "://" in self.site.site.catalog else self.site.catalog_path / "locks"
+        path = self.site.catalog_path
+        return None if path is None else path / "locks"
 
     def _require_known(self, name: str, made_once: Path) -> None:
         """What a destination's first copy made must still be there; else a folder without its disk would be
@@ -335,6 +388,7 @@ class OpenSite:
                     settings.pool.barcodes,
                     settings.pool.autolabel,
                     settings.pool.wait_for_media,
+                    settings.pool.cleaning,
                 )
                 return TapeDestination(
                     settings.name,
@@ -342,6 +396,10 @@ class OpenSite:
                     pool,
                     CatalogRegister(self.catalog, settings.name),
                     clock=self.clock,
+                    cancel=self._cancel,
+                    tell=lambda text: self.progress.say(text, settings.name),
+                    buffer_bytes=settings.buffer_bytes,
+                    pages=self.pages(),
                 )
             case FsspecSettings():
                 from nightferry.destination.fsspec import FsspecDestination
@@ -359,6 +417,11 @@ class OpenSite:
                 return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
             case _:
                 assert_never(settings)
+
+
+def recovery_page() -> bytes:
+    """How to read a cartridge without nightferry; it goes onto each."""
+    return (resources.files("nightferry.destination.tape") / "recovery.md").read_bytes()
 
 
 def _speed(settings: DestinationSettings) -> Speed:

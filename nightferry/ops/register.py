@@ -6,7 +6,7 @@ from typing import Literal
 
 from nightferry.catalog.query import Catalog
 from nightferry.clock import Clock
-from nightferry.model.records import CartridgeRecord, ConstraintRecord
+from nightferry.model.records import CartridgeRecord, ConstraintRecord, DriveRecord
 
 
 class CatalogRegister:
@@ -26,6 +26,9 @@ class CatalogRegister:
 
     def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None:
         self._catalog.append(cartridge, phase)
+
+    def record_drive(self, drive: DriveRecord) -> None:
+        self._catalog.append(drive)
 
     def live_images(self, barcode: str) -> list[str]:
         return self._catalog.live_images(self._destination, barcode)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nightferry.errors import IntegrityError, worst_exit_code
-from nightferry.model.records import CopyRecord, FailureRecord, ImageRecord, RunRecord
+from nightferry.model.records import OUTLIVED, CopyRecord, FailureRecord, ImageRecord, RunRecord
 from nightferry.model.text import safe_markdown
+from nightferry.ops.drives import DriveWork, work_of
 from nightferry.ops.gate import GateView, look
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.run import due_stores
@@ -70,6 +71,11 @@ class NightResult:
         return worst_exit_code(
             [codes[self.outcome], 3 if self._is_partial else 0, IntegrityError.exit_code if self.lost else 0]
         )
+
+    @property
+    def drives(self) -> tuple[DriveWork, ...]:
+        """What each tape drive did for the run's images."""
+        return work_of(copy for copies in self.copies.values() for copy in copies)
 
     @property
     def is_whole(self) -> bool:
@@ -130,6 +136,7 @@ class NightResult:
                 {"image": i, "destination": d} for i, d in self.missing_copies + self.owed_before
             ],
             "lost_images": list(self.lost),
+            "drives": [work.as_json() for work in self.drives],
         }
 
 
@@ -163,8 +170,8 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
     policies = {g.name: g.copies for g in opened.site.groups}
     missing = []
     for image in images:
-        verified = {c.destination for c in copies[image.image] if c.state == "verified"}
-        missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in verified]
+        done = {c.destination for c in copies[image.image] if c.state in (*OUTLIVED, "verified")}
+        missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in done]
     token = opened.disk(run.back_group).owner()
     return NightResult(
         run=run,
@@ -214,8 +221,25 @@ def report_markdown(result: NightResult) -> str:
         for approval in result.gate.approvals:
             named = ", ".join(approval.stores)
             lines.append(f"- {named} — {safe_markdown(approval.reason)} ({safe_markdown(approval.who)})")
+    lines += _drives(result.drives)
     lines += ["", f"What to do: {_what_to_do(result)}", ""]
     return "\n".join(lines)
+
+
+def _drives(drives: tuple[DriveWork, ...]) -> list[str]:
+    """How the drives streamed: one that waits for its source stops and turns back."""
+    if not drives:
+        return []
+    lines = [
+        "",
+        "| drive | copies | size | rate | waits | waited | repositions |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    return lines + [
+        f"| {safe_markdown(d.destination)} {d.drive} | {d.copies} | {format_size(d.size_bytes)} "
+        f"| {format_size(d.rate_bytes_per_s)}/s | {d.waits} | {format_duration(d.waited_s)} | {d.repositions} |"
+        for d in drives
+    ]
 
 
 def _what_to_do(result: NightResult) -> str:

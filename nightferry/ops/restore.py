@@ -57,7 +57,7 @@ from nightferry.plan.restore_order import STAGING, Choice, choose_copies, recall
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.reading import FileReader
-from nightferry.units import counted
+from nightferry.units import counted, format_duration
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ class RestorePlan:
             "image": self.image.image,
             "copy": first.source if first else None,
             "fallbacks": [p.source for p in self.places[1:]],
+            "roads": [place.as_json() for place in self.places],
             "needs_recall": [p.source for p in self.places if p.needs_recall],
             "cartridges": [p["barcode"] for p in parts],
             "location": describe_location(first.copy) if first and first.copy else str(self.image.path),
@@ -152,7 +153,11 @@ def places_of(
             raise choose(only, [STAGING, *names], "place of copies")
         copies = [c for c in copies if c.destination == only]
         staged = False
-    ordered = tuple(choose_copies(image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes))
+    ordered = tuple(
+        choose_copies(
+            image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes, offsite=opened.offsite()
+        )
+    )
     if not ordered:
         raise CopyMissing(
             f"no readable copy of image {image.image}" + (f" at {only}" if only else ""),
@@ -226,7 +231,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    index = Index(opened.catalog.index_path(image.image).read_bytes())
+    index = Index(opened.catalog.index(image.image))
     for row in index.select(lambda path: _may_match(chosen, unmatched, path)) if patterns else index:
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
@@ -319,9 +324,12 @@ def restore(
         turns = Turns(opened, plan.places)
         for place in turns:
             try:
+                progress.say(_road(plan, place), subject=subject)
                 turns.ready(place, progress=progress, cancel=cancel)
                 with open_place(opened, plan.image, place) as reader:
-                    image = ImageReader(reader, None)
+                    # The index at hand: on tape the one at the image's end is a long way off and back.
+                    index = opened.catalog.index(plan.image.image)
+                    image = ImageReader(reader, index=index)
                     report = extract(
                         image,
                         plan.rows,
@@ -347,6 +355,15 @@ def restore(
     raise next(error for error in errors if error.exit_code == gravest)
 
 
+def _road(plan: RestorePlan, place: Choice) -> str:
+    """Which way was chosen, and what the others would have taken."""
+    others = [f"{p.source} {format_duration(p.expected_s)}" for p in plan.places if p is not place]
+    away = f", {', '.join(place.offsite)} must be brought first" if place.offsite else ""
+    return f"from {place.source}, about {format_duration(place.expected_s)}{away}" + (
+        f" (else {', '.join(others)})" if others else ""
+    )
+
+
 def forecast(
     opened: OpenSite,
     plan: RestorePlan,
@@ -369,9 +386,9 @@ def forecast(
 @contextmanager
 def _nothing_to_read(opened: OpenSite, image: ImageRecord) -> Iterator[ImageReader]:
     """The catalog's index as if it were the image: enough for a dry run, which reads no payload."""
-    path = opened.catalog.index_path(image.image)
-    with FileReader(path) as reader:
-        yield ImageReader(reader, index=path.read_bytes())
+    index = opened.catalog.index(image.image)
+    with FileReader(os.devnull) as reader:
+        yield ImageReader(reader, index=index)
 
 
 def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = None) -> RestorePlan:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
 from nightferry.catalog.locks import RunLock
-from nightferry.errors import BusyError, ConfigError
+from nightferry.errors import BusyError, Cancelled, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
 from nightferry.ops.leftovers import clear_leftovers
 from nightferry.ops.opened import OpenSite, operator
@@ -51,7 +51,7 @@ def run_lock(
     progress: Progress,
     cancel: Cancel,
 ) -> Iterator[RunLock]:
-    """Holds the BACK group for this process; the operating system gives it back when the process dies.
+    """Holds the BACK group for this process; it is given back when the process dies (``catalog/locks.py``).
 
     Inside itself (a subflow of the night) it gives the lock that is held already.
 
@@ -60,15 +60,26 @@ def run_lock(
     alone.
 
     Raises:
-        BusyError: another process runs this window, or ``on_overrun = "skip"``.
+        BusyError: another process runs this window, or ``on_overrun = "skip"``; or this one gave no sign of
+            life for so long that another took the BACK group over.
     """
     if back_group in opened.held:
         yield opened.held[back_group]
         return
     window = window_now(opened, back_group, moment)
     lock = opened.catalog.run_lock(back_group)
+
+    def acquire() -> None:
+        lock.acquire(
+            run="",
+            window=window,
+            say=lambda text: progress.say(text, subject=back_group),
+            lost=cancel.set,
+            cancel=cancel,
+        )
+
     try:
-        lock.acquire(run="", window=window)
+        acquire()
     except BusyError:
         holder = lock.holder()
         policy = opened.site.back_group(back_group).on_overrun
@@ -80,20 +91,23 @@ def run_lock(
         progress.say(
             f"waiting for run {holder.run} of {back_group} to give the disk back", subject=back_group
         )
-        _wait_for(lock, window, opened, cancel)
+        _wait_for(acquire, lock, opened, cancel)
     opened.held[back_group] = lock
     try:
         yield lock
+    except Cancelled:
+        lock.require()  # a run that was overtaken stops for that reason, not because somebody asked it to
+        raise
     finally:
         del opened.held[back_group]
         lock.release()
 
 
-def _wait_for(lock: RunLock, window: str, opened: OpenSite, cancel: Cancel) -> None:
+def _wait_for(acquire: Callable[[], None], lock: RunLock, opened: OpenSite, cancel: Cancel) -> None:
     while True:
         cancel.check()
         try:
-            lock.acquire(run="", window=window)
+            acquire()
         except BusyError:
             opened.clock.sleep(1.0)
         else:

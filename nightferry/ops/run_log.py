@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from nightferry.image.index import Index
 from nightferry.model.records import ImageRecord
 from nightferry.model.text import safe
 from nightferry.ops.opened import OpenSite
-
-
-def log_path(opened: OpenSite, run: str) -> Path:
-    """``<catalog>/logs/<run>.log``."""
-    return opened.catalog.path / "logs" / f"{run}.log"
 
 
 def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
@@ -35,9 +27,4 @@ def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
         if level == "full" or row.outcome != "whole":
             note = f" ({safe(row.note)})" if row.note else ""
             lines.append(f"  {row.outcome} {row.type} {row.size} {safe(row.path)}{note}")
-    path = log_path(opened, image.run)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    # One write to a file opened for appending: stores that end together do not mix lines.
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb", buffering=0) as log:
-        log.write(("\n".join(lines) + "\n").encode())
+    opened.catalog.add_log(image.run, image.image, "\n".join(lines) + "\n")

@@ -378,12 +378,7 @@ def proven_chunks(opened: OpenSite, image: ImageRecord) -> bytes:
         CatalogError: it is not there, or not what was recorded.
     """
     chunks = opened.catalog.chunks(image.image)
-    path = opened.catalog.index_path(image.image)
-    try:
-        index = path.read_bytes()
-    except OSError as error:
-        raise CatalogError(f"cannot read {path}: {error.strerror}", subject=image.image) from error
-    if image_digest(chunks, index) != image.digest:
+    if image_digest(chunks, opened.catalog.index(image.image)) != image.digest:
         raise CatalogError(
             f"the catalog's index and chunk table of {image.image} are not what was recorded",
             hint="put indexes/ back from a copy of the catalog's folder; "

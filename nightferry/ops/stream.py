@@ -24,12 +24,13 @@ from nightferry.destination.base import (
     encoding_of,
 )
 from nightferry.errors import (
+    BusyError,
     IntegrityError,
     MediumDamaged,
     NeedsRecall,
     NightferryError,
 )
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded, open_copy
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import set_aside, side_path
@@ -165,7 +166,7 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
         copies = {c.destination: c for c in opened.catalog.copies(image.image)}
         for destination in group.copies:
             copy = copies.get(destination)
-            if copy is None or copy.state != "verified":
+            if copy is None or copy.state not in (*OUTLIVED, "verified"):
                 found.append(Owed(image, destination))
     return found
 
@@ -315,6 +316,7 @@ def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord
             "ended": now,
             "verified": now if verified else None,
             "note": "; ".join(receipt.notes),
+            "streamed": receipt.streamed,
         }
     )
     opened.catalog.append(arrived)
@@ -395,8 +397,7 @@ def verify_copy(
     if sample < 1:
         return copy
     verified = copy.model_copy(update={"state": "verified", "verified": opened.clock.now(), "note": ""})
-    opened.catalog.append(verified)
-    return verified
+    return _unless_outlived(opened, verified)
 
 
 def _sampled(count: int, share: float) -> Iterator[Sequence[int]]:
@@ -414,9 +415,25 @@ def _sampled(count: int, share: float) -> Iterator[Sequence[int]]:
 def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> CopyRecord:
     """Records that a copy cannot be trusted any more, and why."""
     damaged = copy.model_copy(update={"state": "damaged", "note": str(error)[:500]})
-    opened.catalog.append(damaged)
-    log.warning("copy of %s at %s is damaged: %s", copy.image, copy.destination, error)
-    return damaged
+    recorded = _unless_outlived(opened, damaged)
+    if recorded is damaged:
+        log.warning("copy of %s at %s is damaged: %s", copy.image, copy.destination, error)
+    return recorded
+
+
+def _unless_outlived(opened: OpenSite, copy: CopyRecord) -> CopyRecord:
+    """Records what was found out about a copy, unless the retention took it while it was read."""
+    while True:
+        opened.catalog.refresh()
+        newest = opened.catalog.latest(CopyRecord, copy.subject)
+        if newest is not None and newest.state in OUTLIVED:
+            return newest
+        event = opened.catalog.latest_event(CopyRecord, copy.subject)
+        try:
+            opened.catalog.append(copy, expect=event.sequence if event is not None else 0)
+        except BusyError:
+            continue  # somebody else said something of it meanwhile: look again
+        return copy
 
 
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:

@@ -16,8 +16,9 @@ from nightferry.errors import (
     NightferryError,
     StagingFull,
 )
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.passes import in_passes
 from nightferry.ops.recall import Turns, recall
 from nightferry.ops.restore import open_place, places_of
 from nightferry.ops.room import free_room
@@ -30,7 +31,7 @@ from nightferry.ops.stream import (
     stream_image,
     verify_copy,
 )
-from nightferry.plan.restore_order import Choice
+from nightferry.plan.restore_order import Choice, stops
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.files import NO_SPACE
 from nightferry.units import format_size
@@ -79,7 +80,10 @@ def verify_copies(
     progress: Progress,
     cancel: Cancel,
 ) -> Iterator[Checked]:
-    """Reads copies back one after the other; a damaged one is recorded and the next one goes on.
+    """Reads copies back; a damaged one is recorded and the next one goes on.
+
+    On tape cartridge by cartridge, as many at once as there are drives. What lies on a cartridge in a vault is left
+    out, and said.
 
     Args:
         opened: The site.
@@ -90,9 +94,19 @@ def verify_copies(
         progress: Told of every copy.
         cancel: Seen at every chunk.
     """
+    vault = opened.offsite()
+    here = []
     for copy in copies_to_verify(opened, destination):
-        cancel.check()
-        yield check_one(opened, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
+        away = [s.barcode for s in stops(copy) if s.barcode in vault.get(copy.destination, ())]
+        if away:
+            yield Checked(copy, note=f"{away[0]} is offsite")
+        else:
+            here.append(copy)
+
+    def check(copy: CopyRecord) -> Checked:
+        return check_one(opened, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
+
+    yield from in_passes(opened, here, lambda copy: copy, check, cancel)
 
 
 def check_one(
@@ -124,7 +138,8 @@ def check_one(
 
 
 def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
-    """Images whose policy wants a copy at the destination that is not there, or not to be trusted."""
+    """Images whose policy wants a copy at the destination that is not there, or not to be trusted; one that
+    expired there is not missed."""
     opened.site.destination(destination)
     opened.catalog.refresh()
     wanted = {g.name for g in opened.site.groups if destination in g.copies}
@@ -133,7 +148,7 @@ def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
         if image.group not in wanted:
             continue
         good = any(
-            c.destination == destination and c.state in ("whole", "verified")
+            c.destination == destination and c.state in (*OUTLIVED, "whole", "verified")
             for c in opened.catalog.copies(image.image)
         )
         if not good and _readable_elsewhere(opened, image):

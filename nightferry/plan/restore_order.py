@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TypeVar
 
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.units import MIB
 
 STAGING = "staging"
-NEAR_BYTES = MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Speed:
 
 
 TAPE_SPEED = Speed(first_byte_s=120.0, bytes_per_s=300 * MIB)
+OFFSITE_S = 4 * 3600.0
+"""Until somebody has brought a cartridge from its vault."""
 OBJECT_SPEED = Speed(first_byte_s=0.5, bytes_per_s=100 * MIB)
 ARCHIVE_SPEED = Speed(first_byte_s=5 * 3600.0, bytes_per_s=100 * MIB)
 FOLDER_SPEED = Speed(first_byte_s=0.05, bytes_per_s=200 * MIB)
@@ -36,8 +38,21 @@ class Choice:
     expected_s: float
     doubtful: bool = False
     """The copy is suspect: it is read only when no other is left, and every byte of it is checked."""
+    offsite: tuple[str, ...] = ()
+    """Its cartridges that somebody has to bring first."""
     needs_recall: bool = False
     """The copy lies in an archive: it is asked for when no other can be read."""
+
+    def as_json(self) -> dict[str, object]:
+        """The road as ``--dry-run`` shows it."""
+        cartridges = [stop.barcode for stop in stops(self.copy)] if self.copy else []
+        return {
+            "copy": self.source,
+            "predicted_s": round(self.expected_s, 1),
+            "cartridges": cartridges,
+            "offsite": list(self.offsite),
+            "needs_recall": self.needs_recall,
+        }
 
 
 def choose_copies(
@@ -47,6 +62,7 @@ def choose_copies(
     speeds: Mapping[str, Speed],
     *,
     wanted_bytes: int | None = None,
+    offsite: Mapping[str, Set[str]] = MappingProxyType({}),
 ) -> list[Choice]:
     """The places to read an image from, the best first.
 
@@ -60,14 +76,19 @@ def choose_copies(
         speeds: Destination → what it can do, measured or one of this module's; for one that is not in it
             tape's speed is taken, the slowest.
         wanted_bytes: How much is to be read; None means the whole image.
+        offsite: Destination → barcodes of its cartridges that are in a vault.
     """
     wanted = image.size_bytes if wanted_bytes is None else wanted_bytes
     choices = []
     for copy in copies:
         if copy.state in ("verified", "whole", "suspect"):
             speed = speeds.get(copy.destination, TAPE_SPEED)
-            expected = speed.first_byte_s + wanted / speed.bytes_per_s
-            choices.append(Choice(copy.destination, copy, expected, doubtful=copy.state == "suspect"))
+            barcodes = list(dict.fromkeys(stop.barcode for stop in stops(copy)))
+            # A little of a spanned image lies on one of its cartridges, all of it on all of them.
+            mounts = max(1, len(barcodes) if wanted >= image.size_bytes else 1)
+            away = tuple(b for b in barcodes if b in offsite.get(copy.destination, ()))
+            expected = mounts * speed.first_byte_s + wanted / speed.bytes_per_s + OFFSITE_S * bool(away)
+            choices.append(Choice(copy.destination, copy, expected, copy.state == "suspect", away))
     choices.sort(key=_rank)
     if staged:
         speed = speeds.get(STAGING, FOLDER_SPEED)
@@ -91,44 +112,42 @@ def _rank(choice: Choice) -> tuple[bool, float, bool, str]:
     return (choice.doubtful, choice.expected_s, not verified, choice.source)
 
 
-class Extent(Protocol):
-    """Anything with a place in an image: an index row."""
+@dataclass(frozen=True, slots=True, order=True)
+class Stop:
+    """One place on tape that a copy is read from: a cartridge, and the tape file on it."""
 
-    @property
-    def offset(self) -> int: ...
-    @property
-    def length(self) -> int: ...
-
-
-E = TypeVar("E", bound=Extent)
+    barcode: str
+    file: int
 
 
-@dataclass(frozen=True, slots=True)
-class Read(Generic[E]):
-    """One range to read, and the rows that lie in it, by offset."""
+def stops(copy: CopyRecord) -> tuple[Stop, ...]:
+    """Where a tape copy lies, part after part; nothing for a copy elsewhere."""
+    parts = copy.location.get("parts", [])
+    return tuple(
+        Stop(part["barcode"], part["file"])
+        for part in parts
+        if isinstance(part, dict) and "barcode" in part and "file" in part
+    )
 
-    offset: int
-    length: int
-    rows: tuple[E, ...]
+
+C = TypeVar("C")
 
 
-def order_reads(rows: Iterable[E], *, near_bytes: int = NEAR_BYTES) -> list[Read[E]]:
-    """Reads that cover all rows, forward through the image, each byte at most once.
+def by_cartridge(copies: Iterable[C], copy_of: Callable[[C], CopyRecord | None]) -> list[list[C]]:
+    """Passes in which copies are read so that each cartridge is mounted once, and wound forward only.
 
-    Ranges that overlap or lie at most ``near_bytes`` apart become one: reading over a small gap is cheaper
-    than asking again, and on tape much cheaper than stopping. Rows without data (length 0) come too.
+    Every pass is for one drive: the copies that begin on one cartridge, by their place on it. What does not lie on
+    tape is a pass of its own, so that nobody waits for it. The longest pass comes first; drives that take the next
+    one when they are free end close together.
     """
-    reads: list[Read[E]] = []
-    begin = end = 0
-    group: list[E] = []
-    for row in sorted(rows, key=lambda row: (row.offset, row.length)):
-        if group and row.offset > end + near_bytes:
-            reads.append(Read(begin, end - begin, tuple(group)))
-            group = []
-        if not group:
-            begin = end = row.offset
-        group.append(row)
-        end = max(end, row.offset + row.length)
-    if group:
-        reads.append(Read(begin, end - begin, tuple(group)))
-    return reads
+    passes: dict[str, list[tuple[Stop, C]]] = {}
+    alone: list[list[C]] = []
+    for each in copies:
+        copy = copy_of(each)
+        places = stops(copy) if copy is not None else ()
+        if copy is not None and places:
+            passes.setdefault(f"{copy.destination}/{places[0].barcode}", []).append((places[0], each))
+        else:
+            alone.append([each])
+    ordered = sorted(passes.values(), key=lambda one: (-len(one), one[0][0].barcode))
+    return [[each for _, each in sorted(one, key=lambda item: item[0])] for one in ordered] + alone

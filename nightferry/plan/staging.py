@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nightferry.errors import ConfigError
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class CopyPolicy:
 
 
 def is_secured(policy: CopyPolicy, copies: Iterable[CopyRecord]) -> bool:
-    """Whether enough of the policy's destinations hold a verified copy. Never true for a policy without
-    copies.
+    """Whether enough of the policy's destinations hold a verified copy, or held one that has expired since.
+    Never true for a policy without copies.
 
     Args:
         copies: The image's copies, one per destination (the highest epoch).
     """
-    verified = {copy.destination for copy in copies if copy.state == "verified"}
+    verified = {copy.destination for copy in copies if copy.state in (*OUTLIVED, "verified")}
     return policy.needed > 0 and len(verified.intersection(policy.destinations)) >= policy.needed
 
 

@@ -18,13 +18,11 @@ from pathlib import Path
 from nightferry.errors import DestinationError, NightferryError, Unavailable
 from nightferry.scsi import libiscsi
 from nightferry.scsi.cdb import LONGEST_BLOCK
-from nightferry.scsi.transport import CHECK_CONDITION, Answer, Indeterminate
+from nightferry.scsi.transport import CHECK_CONDITION, CLEARED_BYTES, Answer, Indeterminate
 
 _CONNECT_S = 20.0
 _KEEPALIVE_S, _KEEPALIVE_TRIES = 30, 4
 _NOTHING_TO_POLL_S = 0.05
-_CLEARED = 64 << 10
-"""Answers of up to this size do not show what an earlier command left in the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,20 +242,24 @@ class IscsiTransport:
         if len(self._buffer) < length:
             self._buffer = bytearray(length)
         held = (ctypes.c_ubyte * len(self._buffer)).from_buffer(self._buffer)
-        if length <= _CLEARED:
+        if length <= CLEARED_BYTES:
             ctypes.memset(held, 0, length)
         vector = libiscsi.IoVec(ctypes.addressof(held), length)
         self._library.scsi_task_set_iov_in(task, ctypes.byref(vector), 1)
         return vector, held
 
     def _answer(self, task: int, status: int, length: int) -> Answer:
+        seen = libiscsi.Task.from_address(task)
+        arrived = length
+        if seen.residual_status == libiscsi.RESIDUAL_UNDERFLOW:
+            arrived -= min(seen.residual, length)
         data = memoryview(self._buffer)[:length].toreadonly() if length else b""
         if status != CHECK_CONDITION:
-            return Answer(status, b"", data)
+            return Answer(status, b"", data, arrived)
         # The parsed sense lacks FM, EOM and ILI; the raw one follows two bytes of length (RFC 7143 §11.4.7.2).
-        got = libiscsi.Task.from_address(task).datain
+        got = seen.datain
         raw = ctypes.string_at(got.data, got.size) if got.data and got.size > 2 else b""
-        return Answer(status, raw[2 : 2 + int.from_bytes(raw[:2], "big")], data)
+        return Answer(status, raw[2 : 2 + int.from_bytes(raw[:2], "big")], data, arrived)
 
 
 def _outgoing(data: bytes | memoryview | None) -> tuple[libiscsi.OutData | None, object]:

@@ -13,6 +13,8 @@ NONE, READ, WRITE = 0, 1, 2
 """Directions of a transfer."""
 NORMAL_SESSION = 2
 HEADER_DIGEST_OFFERED = 1
+RESIDUAL_UNDERFLOW = 1
+"""``residual_status``: ``residual`` bytes of the transfer were not sent."""
 OWN_STATUS = 0x0F000000
 """From here on a status is the library's own (cancelled, error, timeout), not the device's."""
 

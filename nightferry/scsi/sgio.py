@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nightferry.errors import Unavailable
 from nightferry.scsi.cdb import LONGEST_BLOCK
-from nightferry.scsi.transport import Answer, Indeterminate
+from nightferry.scsi.transport import CLEARED_BYTES, Answer, Indeterminate
 
 SG_IO = 0x2285
 BLKSECTGET = 0x1267
@@ -140,7 +140,8 @@ class SgTransport:
             del kept
         self._require_delivered(header, cdb[0])
         answered = memoryview(self._buffer)[:data_in_len].toreadonly() if data_in_len else b""
-        return Answer(header.status, bytes(sense[: header.sb_len_wr]), answered)
+        arrived = max(data_in_len - header.resid, 0)
+        return Answer(header.status, bytes(sense[: header.sb_len_wr]), answered, arrived)
 
     def close(self) -> None:
         if self._fd >= 0 and not self._lent:
@@ -175,6 +176,8 @@ class SgTransport:
             if len(self._buffer) < data_in_len:
                 self._buffer = bytearray(data_in_len)
             held = (c_byte * len(self._buffer)).from_buffer(self._buffer)
+            if data_in_len <= CLEARED_BYTES:
+                ctypes.memset(held, 0, data_in_len)
             return ctypes.addressof(held), held, data_in_len, _FROM_DEVICE
         return None, None, 0, _NO_DATA
 

@@ -17,6 +17,10 @@ TASK_ABORTED = 0x40
 """Status codes (SAM-5 §5.3.1)."""
 
 
+CLEARED_BYTES = 64 << 10
+"""A short answer; longer ones are tape blocks, whose length is told."""
+
+
 class Indeterminate(PositionLost):
     """A command was sent and its outcome is not known: it may have been done.
 
@@ -30,12 +34,15 @@ class Indeterminate(PositionLost):
 class Answer:
     """What a device said: the status byte, raw sense data (empty unless CHECK CONDITION), data it sent.
 
-    ``data`` may be the transport's own buffer: it is good until the next command.
+    ``data`` is as long as what was asked for, with zeros behind what came if it is short; it may be the
+    transport's own buffer, good until the next command. ``arrived`` is how much of it came, as the transport counts:
+    not every target counts right, so that an answer which says its own length is believed before it.
     """
 
     status: int
     sense: bytes = b""
     data: bytes | memoryview = b""
+    arrived: int = 0
 
 
 class Transport(Protocol):
@@ -62,8 +69,7 @@ class Transport(Protocol):
         Args:
             cdb: The command.
             data_out: What it sends along.
-            data_in_len: How many bytes it may answer; never together with ``data_out``. ``Answer.data`` is
-                as long, zero or stale behind what the device sent: how much counts is in the data or the sense.
+            data_in_len: How many bytes it may answer; never together with ``data_out``.
             timeout_s: How long the device has.
 
         Raises:

@@ -3,6 +3,7 @@ that target does not; a new kind of drive joins KINDS."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,14 @@ from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.drive import EndOfMedium, Mark, Position, TapeDrive
 from nightferry.destination.tape.scsi_drive import ScsiDrive
 from nightferry.destination.tape.scsi_open import Options, open_iscsi
+from nightferry.destination.tape.st_drive import StDrive
 from nightferry.destination.tape.virtual import VirtualLibrary, create
+from nightferry.destination.tape.watched import WatchedDrive
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
 from nightferry.scsi.iscsi import Portal
 from tests.servers.tgtd import TARGET, Tgtd
+from tests.support.faulty_drive import FaultyDrive
+from tests.support.played_tape_node import PlayedTapeNode
 from tests.support.scripted_library import ScriptedDrive, Tape
 
 MIB = 1 << 20
@@ -71,7 +76,32 @@ def behind_iscsi(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
         library.close()
 
 
-KINDS = {"virtual": virtual, "scripted": scripted, "scripted-plain": scripted_plain, "tgtd": behind_iscsi}
+def watched(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    for bench in virtual(tmp, request):
+        yield Bench(WatchedDrive(bench.drive), WatchedDrive(bench.empty))
+
+
+def faulty(tmp: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    for bench in virtual(tmp, request):
+        yield Bench(FaultyDrive(bench.drive), FaultyDrive(bench.empty))
+
+
+def behind_st(tmp: Path, _: pytest.FixtureRequest) -> Iterator[Bench]:
+    nodes = [PlayedTapeNode(Tape("A00001L9", CARTRIDGE)), PlayedTapeNode()]
+    drives = [StDrive(n, node, 256 << 10) for n, node in enumerate(nodes)]
+    drives[0].load()
+    yield Bench(*drives)
+
+
+KINDS = {
+    "virtual": virtual,
+    "watched": watched,
+    "faulty": faulty,
+    "scripted": scripted,
+    "scripted-plain": scripted_plain,
+    "played-st": behind_st,
+    "tgtd": behind_iscsi,
+}
 ON_SERVER = [pytest.mark.server, pytest.mark.xdist_group("tgtd")]
 
 
@@ -183,9 +213,27 @@ def test_early_warning_leaves_the_reserve_and_then_comes_the_hard_end(bench: Ben
 def test_a_record_longer_than_asked_for_is_said_and_passed(drive: TapeDrive) -> None:
     write(drive, [b"l" * 5000, b"next"])
     drive.rewind()
-    with pytest.raises(MediumDamaged, match="5000"):
+    with pytest.raises(MediumDamaged, match="4096"):
         drive.read_record(4096)
     assert drive.read_record(4096) == b"next"
+
+
+def test_records_of_any_length_come_back_whole(drive: TapeDrive) -> None:
+    sizes = [1, 1000, MIB // 2, MIB // 2 + 1, 700_001, MIB - 1, MIB, 5]
+    records = [random.Random(size).randbytes(size) for size in sizes]
+    write(drive, records)
+    again(drive)
+    assert [drive.read_record() for _ in sizes] == records
+
+
+def test_a_known_place_is_gone_to_from_anywhere(drive: TapeDrive) -> None:
+    write(drive, [b"label"], [b"1.0", b"1.1", b"1.2"], [b"2.0", b"2.1"])
+    for file, record in ((1, 2), (1, 0), (2, 1), (0, 0), (2, 0), (1, 1), (1, 2)):
+        drive.locate(Position(file, record))
+        assert drive.position() == Position(file, record)
+        assert drive.read_record() == (b"label" if file == 0 else b"%d.%d" % (file, record))
+    with pytest.raises(MediumDamaged, match="ends"):
+        drive.locate(Position(7, 0))
 
 
 def test_what_was_written_immediately_is_there_after_the_commit(drive: TapeDrive) -> None:

@@ -9,21 +9,17 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import xxhash
 
-from nightferry.destination.base import Encoding, Receipt
+from nightferry.destination.base import Receipt
 from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.drive import EndOfMedium
 from nightferry.destination.tape.label import new_label
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
-from nightferry.destination.tape.virtual import VirtualLibrary, create, open_virtual
+from nightferry.destination.tape.virtual import VirtualLibrary, open_virtual
 from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.errors import (
     BusyError,
@@ -37,107 +33,11 @@ from nightferry.errors import (
     WrongCartridge,
 )
 from nightferry.model.records import CartridgeRecord
-from nightferry.progress import QUIET, Cancel, Quiet
-
-MIB = 1 << 20
-
-
-class Register:
-    """The catalog's cartridges, in memory, shared by the destinations of one test."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, CartridgeRecord] = {}
-        self.live: dict[str, list[str]] = {}
-        self.on_record: Callable[[CartridgeRecord], None] = lambda record: None
-
-    def cartridge(self, barcode: str) -> CartridgeRecord | None:
-        return self.kept.get(barcode)
-
-    def cartridges(self) -> list[CartridgeRecord]:
-        return list(self.kept.values())
-
-    def record(self, cartridge: CartridgeRecord, phase: str = "result") -> None:
-        self.on_record(cartridge)
-        self.kept[cartridge.barcode] = cartridge
-
-    def live_images(self, barcode: str) -> list[str]:
-        return self.live.get(barcode, [])
-
-
-class FakeClock:
-    """A clock that only sleeps move; ``on_sleep`` sees the seconds passed so far."""
-
-    def __init__(self) -> None:
-        self.passed = 0.0
-        self.on_sleep: Callable[[float], None] = lambda passed: None
-
-    def now(self) -> datetime:
-        return datetime(2026, 11, 30, 20, 0, tzinfo=UTC) + timedelta(seconds=self.passed)
-
-    def monotonic(self) -> float:
-        return self.passed
-
-    def sleep(self, seconds: float) -> None:
-        self.passed += seconds
-        self.on_sleep(self.passed)
-
-
-class Said(Quiet):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str, subject: str = "") -> None:
-        self.lines.append(text)
-
-
-@dataclass
-class Image:
-    image: str
-    data: bytes
-    index: bytes = b"index"
-    digest: str = "d1"
-    encoding: Encoding = ""
-    on_chunk: Callable[[int], None] = lambda number: None
-    side_files: dict[str, bytes] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        pieces = [self.data[at : at + MIB] for at in range(0, len(self.data), MIB)]
-        chunks = b"".join(xxhash.xxh3_64(piece).digest() for piece in pieces)
-        self.side_files = {"index": self.index, "chunks": chunks, "meta.json": b"{}"}
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.data)
-
-    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        for number, at in enumerate(range(first_chunk * MIB, len(self.data), MIB), first_chunk):
-            self.on_chunk(number)
-            yield memoryview(self.data)[at : at + MIB]
-
-
-@dataclass
-class Rig:
-    """A library folder and its register; ``tape`` opens a destination over them as one process would."""
-
-    path: Path
-    register: Register
-    clock: FakeClock
-    opened: list[TapeDestination] = field(default_factory=list)
-
-    def make(
-        self, drives: int = 2, slots: int = 4, cartridge_bytes: int = 16 * MIB, cartridges: int = 4
-    ) -> None:
-        barcodes = [f"A{n:05d}L9" for n in range(1, cartridges + 1)]
-        create(self.path, drives, slots, cartridge_bytes, barcodes)
-
-    def tape(self, wait_s: float = 0, **pool: object) -> TapeDestination:
-        pool_ = Pool("daily", wait_for_media_s=wait_s, **pool)  # type: ignore[arg-type] # keywords of one test each
-        tape = TapeDestination("tape", VirtualLibrary(self.path), pool_, self.register, clock=self.clock)
-        self.opened.append(tape)
-        return tape
-
-    def files(self, barcode: str) -> dict[str, bytes]:
-        return {p.name: p.read_bytes() for p in sorted((self.path / "cartridges" / barcode).iterdir())}
+from nightferry.progress import QUIET, Cancel
+from tests.support.tape_rig import FakeClock, Rig, write_on
+from tests.support.tapes import MIB, Said, barcodes, put, read_all
+from tests.support.tapes import MemoryRegister as Register
+from tests.support.tapes import PlainImage as Image
 
 
 @pytest.fixture(autouse=True)
@@ -153,33 +53,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     yield rig
     for tape in rig.opened:
         tape.close()
-
-
-def put(tape: TapeDestination, image: Image, epoch: int = 1, progress: Quiet = QUIET) -> Receipt:
-    with tape.lane(progress=progress, cancel=Cancel()) as lane:
-        return lane.put(image, epoch, progress=progress, cancel=Cancel())
-
-
-def read_all(tape: TapeDestination, receipt: Receipt) -> bytes:
-    with tape.open(receipt.location) as reader:
-        return reader.read(0, reader.size_bytes)
-
-
-def barcodes(receipt: Receipt) -> list[str]:
-    return [part["barcode"] for part in receipt.location["parts"]]
-
-
-def write_on(rig: Rig, barcode: str, record: bytes) -> None:
-    """Puts a record on a cartridge behind nightferry's back."""
-    library = VirtualLibrary(rig.path)
-    slot = next(e.address for e in library.changer.inventory() if e.barcode == barcode)
-    library.changer.move(slot, Address("drive", 0))
-    drive = library.drives[0]
-    drive.load()
-    drive.write_record(record)
-    drive.write_filemarks(1)
-    drive.unload()
-    library.changer.move(Address("drive", 0), slot)
 
 
 def test_an_image_spans_three_cartridges_and_reads_back(rig: Rig) -> None:
@@ -813,11 +686,9 @@ def test_a_write_whose_end_is_unknown_is_looked_up_before_it_is_repeated(
 
     monkeypatch.setattr(VirtualDrive, "_commit", breaks_afterwards)
     image = Image("i1", os.urandom(MIB + 5))
-    with tape.lane(progress=QUIET, cancel=Cancel()) as lane, pytest.raises(Unavailable):
-        lane.put(image, 1, progress=QUIET, cancel=Cancel())
+    receipt = put(tape, image)
     assert broken
-    receipt = tape.find("i1", 1)
-    assert receipt is not None
+    assert tape.find("i1", 1) == receipt
     with tape.open(receipt.location) as reader:
         assert reader.read(0, reader.size_bytes) == image.data
     assert [found.epoch for found in tape.scan()] == [1]

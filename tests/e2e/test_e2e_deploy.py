@@ -23,6 +23,7 @@ FLOWS = {
     "restore-files",
     "restore-store",
     "verify-copies",
+    "expire",
 }
 
 
@@ -116,6 +117,21 @@ def test_a_night_over_midnight_is_scheduled_at_its_first_storage_group(tmp_path)
     site.file.write_text(text.replace('start = "20:00"', 'start = "01:00"', 1))
     night = plan_deployments(load_site(site.file).site)[0]
     assert [cron for cron, _ in night.schedules.values()] == ["0 20 * * *"]
+
+
+def test_expiry_is_scheduled_when_the_site_says_when(tmp_path):
+    from deployments.apply import plan_deployments
+    from nightferry.model.load import load_site
+
+    site = SmallSite(tmp_path, copies=("folder",)).build()
+
+    def schedules():
+        planned = plan_deployments(load_site(site.file).site)
+        return next(p.schedules for p in planned if p.full_name == "expire/tex")
+
+    assert schedules() == {}
+    site.write_file(more='[retention]\nkeep_last = 3\nexpire_at = "13:05"\n')
+    assert schedules() == {"daily": ("5 13 * * *", {})}
 
 
 def test_a_foreign_package_called_flows_is_refused(prefect_server, site):

@@ -196,6 +196,29 @@ def test_an_approval_by_flow_sends_the_night_on(site, failing):
     assert states(site, f"{run}.SG1.priv2.L0") == {"tape": "verified", "objects": "verified"}
 
 
+def test_the_retention_is_applied_by_flow_and_its_table_says_why(site):
+    from prefect.artifacts import Artifact
+
+    from flows.expire import expire
+
+    assert site.night().is_completed()
+    assert site.night(new=True).is_completed()
+    first, last = sorted(run.run for run in site.opened().catalog.runs(BACK))
+    site.path.write_text(site.path.read_text() + '\n[retention]\nkeep_last = 1\nat_most = "40 %"\n')
+    refused = expire(site.block(), return_state=True)
+    assert refused.is_failed()
+    assert "would expire at once" in refused.message
+    foreseen = expire(site.block(), dry_run=True, return_state=True)
+    assert (foreseen.type.name, foreseen.name) == ("FAILED", "Refused")
+    assert states(site, f"{first}.SG1.priv1.L0") == {"tape": "verified", "objects": "verified"}
+    done = expire(site.block(), "objects", reason="a test of it", return_state=True)
+    assert done.is_completed(), done.message
+    assert states(site, f"{first}.SG1.priv1.L0") == {"tape": "verified", "objects": "expired"}
+    assert states(site, f"{last}.SG1.priv1.L0") == {"tape": "verified", "objects": "verified"}
+    table = json.loads(Artifact.get("expire").data)
+    assert {row["state"] for row in table} == {"kept", "expired"}
+
+
 def test_an_approval_given_beforehand_opens_the_gate(site, failing):
     failing("SG1/priv1", lambda: OSError(errno.EIO, "Input/output error"))
     state = site.night(accept_partial=["SG1/priv1"], reason="its disk is being replaced")

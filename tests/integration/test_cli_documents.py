@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from nightferry.cli.backup import show
-from nightferry.cli.output import Output
+from nightferry.cli.output import Output, dump_json
 from nightferry.cli.session import Session
+from nightferry.destination.base import Leftover
 from nightferry.errors import BusyError
+from nightferry.ops.expire import Expiry
+from nightferry.ops.outlook import LeftoverOutlook, StagedOutlook
 from nightferry.ops.report import night_result
 from tests.support import night
 from tests.support.command_site import BACK, SOURCES, Command, CommandSite, process
@@ -106,6 +109,7 @@ def missing_keys(document: Any, documented: dict[str, Field]) -> Iterator[str]:
 SAME = {
     "nightferry media inventory": "nightferry media list",
     "nightferry selection diff": "nightferry selection show",
+    "nightferry hold remove": "nightferry hold add",
 }
 """Commands whose document the page says to be another's."""
 
@@ -196,6 +200,7 @@ def test_the_page_says_exactly_what_is_printed(
     run("nightferry copy", "--missing", "--to", "objects", code=20)
     (site.root / "away").rename(site.root / "objects")
     run("nightferry copy", "--missing", "--to", "objects")
+    _expiry(site, run, said)
     (site.root / "backup").rename(site.root / "unmounted")
     run("nightferry cluster view")
 
@@ -203,6 +208,34 @@ def test_the_page_says_exactly_what_is_printed(
     said.add("nightferry deploy", process(site.file, "deploy", "--dry-run", "--json", env=state).document)
     said.add("nightferry server status", process(site.file, "server", "status", "--json", env=state).document)
     _hold_the_page_to(said)
+
+
+def _expiry(site: CommandSite, run: Callable[..., dict[str, Any]], said: Said) -> None:
+    """Holds, and an expiry that is refused, foreseen, cannot reach a destination, and meets all it may meet."""
+    with site.file.open("a") as file:
+        file.write('\n[retention]\nkeep_last = 1\nat_most = "1 %"\n')
+    held = site.image("SG2/mailbox")
+    run("nightferry hold add", held, "--reason", "a lawsuit")
+    run("nightferry hold list")
+    run("nightferry hold remove", held)
+    assert run("nightferry expire", "--dry-run", code=2)["refused"]
+    (site.root / "objects").rename(site.root / "away")
+    assert run("nightferry expire", "--yes", "--reason", "a test", code=20)["errors"]
+    (site.root / "away").rename(site.root / "objects")
+    assert run("nightferry expire", "--yes", "--reason", "a test")["freed_bytes"]
+    assert run("nightferry images", "--expired")["images"]
+    with site.opened() as here:
+        image = here.catalog.images()[0]
+        when = image.started
+        cartridge = here.catalog.cartridges("tape")[0]
+    left = Leftover("upload", image.image, f"images/{image.image}/data", when, 5, "7")
+    met = Expiry(
+        False,
+        staged=[StagedOutlook(image, BACK, "partial, never approved, beyond keep_last = 1")],
+        cartridges=[cartridge],
+        leftovers=[LeftoverOutlook("cloud", left), LeftoverOutlook("cloud", left, "it is away")],
+    )
+    said.add("nightferry expire", json.loads(dump_json(met.as_json())))
 
 
 def _prepare(site: CommandSite) -> None:

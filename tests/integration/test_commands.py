@@ -41,6 +41,9 @@ LOOKING = (
     ("cluster", "move", BACK),
     ("restore", "files", "SG1/priv1", "note.md", "--to", "/nowhere/at/all", "--dry-run"),
     ("restore", "store", "SG2/mailbox", "--to", "/nowhere/at/all", "--dry-run"),
+    ("restore", "group", "SG1", "--to", "/nowhere/at/all", "--dry-run"),
+    ("media", "erase", "A00003L9", "--dry-run"),
+    ("media", "import"),
 )
 
 
@@ -92,6 +95,11 @@ WRONG = (
     (("copy", IMAGE, "--to", "moon"), "there are: objects, tape"),
     (("media", "show", "A00009L9"), "no cartridge A00009L9"),
     (("media", "list", "--library", "objects"), "no tape library"),
+    (("media", "erase", "A00002L9"), "erase --yes A00002L9"),
+    (("media", "retire", "A00001L9"), "needs --reason"),
+    (("media", "retire", "A00001L9", "--reason", " "), "for a reason"),
+    (("media", "move", "A00001L9", "--to", "drive", "0"), "not to drive 0"),
+    (("restore", "group", "SG9", "--to", "/x"), "there are: SG1, SG2"),
     (("status", "--max-age", "soon"), "not a duration"),
     (("selection", "show", "SG9"), "no storage group"),
     (("images", "--group", "SG2", "--store", "SG1/priv1"), "is not of SG2"),
@@ -130,13 +138,10 @@ def test_what_is_wrong_is_named_with_what_to_do(
 
 LATER = (
     ("plan",),
-    ("expire", "--dry-run"),
-    ("hold", "add", "x"),
     ("ndmp", "probe", "nas1"),
     ("log", "status"),
     ("catalog", "rebuild", "--copy", "tape", "--to", "/x"),
     ("restore", "group", "SG1", "--to", "/x", "--until", "now"),
-    *(("media", verb, "A00001L9") for verb in ("erase", "retire", "move", "import", "export")),
 )
 
 

@@ -6,6 +6,7 @@ import logging
 import shutil
 import signal
 import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -346,3 +347,19 @@ def test_a_password_is_nowhere_after_a_login_that_was_refused(
     kept = b"".join(p.read_bytes() for p in remote.site.home.rglob("*") if p.is_file())
     assert planted not in f"{finding} {shown} {caplog.text}"
     assert planted.encode() not in kept
+
+
+def test_a_node_without_the_package_restores_from_the_next_copy(
+    make_site: MakeSite, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = RemoteSite(make_site(copies=("tape",)), sshd)
+    with remote.site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        opened.staged_path(restore.find_image(opened, "SG1", "a")).unlink()
+    monkeypatch.setitem(sys.modules, "sshfs", None)
+    with remote.site.open(HandClock()) as opened:
+        (finding,) = findings(opened)
+        assert "needs the package sshfs" in finding.text
+        assert "nightferry[sftp]" in finding.fix
+        assert bring_back(opened, tmp_path / "back").copy == "tape"
+    assert compare_tree(remote.site.store("SG1/a"), tmp_path / "back") == ""

@@ -65,6 +65,18 @@ class Tgtd:
         """The file that holds a cartridge's blocks, to meddle with."""
         return self.home / "media" / barcode
 
+    def reset(self, cartridge_mib: int | None = None) -> None:
+        """As on the first day: every cartridge blank and in its slot, nobody logged in."""
+        self.kill()
+        self.cartridge_mib = cartridge_mib or self.cartridge_mib
+        shutil.rmtree(self.home / "media")
+        self.start()
+
+    def restart(self) -> None:
+        """Starts again after a kill; what is on the cartridges stays."""
+        self.kill()
+        self.start()
+
     def make_blank(self, barcode: str, mib: int | None = None) -> None:
         """Makes the cartridge anew while it is in its slot."""
         self.cartridge(barcode).unlink()

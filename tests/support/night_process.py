@@ -2,7 +2,8 @@
 
 ``python night_process.py SITE_FILE NIGHTS`` runs the night of the window NIGHTS after the first one. At the begin
 of every phase of every subject it writes ``PHASE SUBJECT`` and waits for a line; ``on`` lets it run without
-stopping any more. At its end it writes ``ended STATE``, or ``failed EXIT_CODE MESSAGE``.
+stopping any more. At its end it writes ``ended STATE``, or ``failed EXIT_CODE MESSAGE``. ``NF_TEST_LEASE_S`` in its
+environment shortens leases.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+from nightferry.catalog import lease
 from nightferry.errors import NightferryError
 from nightferry.model.load import load_site
 from nightferry.ops.opened import OpenSite
@@ -96,6 +98,7 @@ class NightProcess:
 
 
 def main(site_file: str, nights: str) -> None:
+    lease.LEASE_S = float(os.environ.get("NF_TEST_LEASE_S", lease.LEASE_S))
     clock = HandClock()
     clock.advance(timedelta(days=int(nights)))
     with OpenSite(load_site(Path(site_file)), clock=clock) as opened:

@@ -271,9 +271,9 @@ class ScriptedDrive:
         if block is None:
             return self._check((0x0, 0x00, 0x01), information=room, filemark=True)
         if len(block) == room:
-            return Answer(GOOD, b"", block)
+            return Answer(GOOD, b"", block, room)
         said = self._check((0x0, 0x00, 0x00), information=room - len(block), ili=True)
-        return Answer(said.status, said.sense, _fit(block, room))
+        return Answer(said.status, said.sense, block[:room].ljust(room, b"\0"), min(len(block), room))
 
     def _write(self, data: bytes) -> Answer:
         tape = self.tape

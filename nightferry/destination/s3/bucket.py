@@ -12,6 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError, IncompleteReadError
 
+from nightferry.destination.leftovers import Entry
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.client import Connection
 from nightferry.destination.s3.failure import (
@@ -61,6 +62,15 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """One version of an object, or a delete marker."""
+
+    path: str
+    version: str
+    is_marker: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PartThere:
     """A part that the store has."""
 
@@ -68,6 +78,7 @@ class PartThere:
     size_bytes: int
     etag: str
     crc: str
+    changed: datetime | None = None
 
 
 class Bucket:
@@ -292,9 +303,36 @@ class Bucket:
         except FAULTS as error:
             raise as_destination_error(error, self.name, f"upload_part {key}") from error
 
-    def delete(self, path: str) -> None:
-        """Removes an object; none there is fine. In a versioned bucket a marker hides it."""
-        self.call("delete_object", Key=self.key(path), unless=("NoSuchKey",))
+    def delete(self, path: str, version: str = "") -> bool:
+        """Removes an object, or one version of it; none there is fine.
+
+        Returns:
+            Whether a delete marker was put there: in a versioned bucket that only hides the object.
+        """
+        which: dict[str, Any] = {"VersionId": version} if version else {}
+        answer = self.call(
+            "delete_object", Key=self.key(path), unless=("NoSuchKey", "NoSuchVersion"), **which
+        )
+        return not version and bool((answer or {}).get("DeleteMarker"))
+
+    def tree(self, prefix: str) -> Iterator[Entry]:
+        """Every object whose path begins so, however deep."""
+        for page in self._pages("list_objects_v2", self.key(prefix)):
+            for entry in page.get("Contents", ()):
+                yield Entry(self.path(str(entry["Key"])), int(entry["Size"]), entry["LastModified"])
+
+    def versions(self, prefix: str) -> Iterator[Version]:
+        """Every version, and every delete marker, of the objects whose path begins so.
+
+        Raises:
+            Forbidden: the key may not list them, or the store does not know how.
+        """
+        for page in self._pages("list_object_versions", self.key(prefix), unless=(405, 501)):
+            for kind in ("Versions", "DeleteMarkers"):
+                for entry in page.get(kind, ()):
+                    yield Version(
+                        self.path(str(entry["Key"])), str(entry["VersionId"]), kind == "DeleteMarkers"
+                    )
 
     def folders(self, folder: str) -> Iterator[str]:
         """Names of the folders in a folder, in order of the store."""
@@ -323,6 +361,7 @@ class Bucket:
                     int(entry["Size"]),
                     str(entry["ETag"]),
                     str(entry.get("ChecksumCRC64NVME", "")),
+                    entry.get("LastModified"),
                 )
 
     def abort(self, key: str, upload_id: str) -> None:
@@ -333,16 +372,21 @@ class Bucket:
         """Closes the connections. May be called twice."""
         self._connection.session.close()
 
-    def _pages(self, verb: str, prefix: str | None, **params: Any) -> Iterator[Mapping[str, Any]]:
+    def _pages(
+        self, verb: str, prefix: str | None, *, unless: Collection[int] = (), **params: Any
+    ) -> Iterator[Mapping[str, Any]]:
         """Page by page, each through the back-off.
 
         Raises:
+            Forbidden: the answer has a status of ``unless``.
             DestinationError: the listing has no end.
         """
         where: dict[str, Any] = {} if prefix is None else {"Prefix": prefix}
         marks: dict[str, Any] = {}
         for _ in range(LIST_PAGES):
-            page = self.call(verb, **where, **params, **marks) or {}
+            page = self.call(verb, unless=unless, **where, **params, **marks)
+            if page is None:
+                raise Forbidden(f"{self.name}: {verb} is not known there", subject=self.name)
             yield page
             following = {
                 ours: page[theirs]
@@ -359,6 +403,7 @@ class Bucket:
 
 _NEXT = {
     "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
+    "list_object_versions": {"KeyMarker": "NextKeyMarker", "VersionIdMarker": "NextVersionIdMarker"},
     "list_multipart_uploads": {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"},
     "list_parts": {"PartNumberMarker": "NextPartNumberMarker"},
 }

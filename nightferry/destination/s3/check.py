@@ -144,5 +144,5 @@ def _leftovers(bucket: Bucket, clock: Clock) -> Iterator[Finding]:
             "warn",
             f"destination {bucket.name}: {counted(len(old), 'unfinished upload')} from before "
             f"{limit:%Y-%m-%d}: {shown}{' …' if len(old) > 5 else ''}",
-            "they cost room: copying the image again goes on from them; else abort them (docs/s3.md)",
+            "they cost room: copying the image again goes on from them; `nightferry expire` aborts them",
         )

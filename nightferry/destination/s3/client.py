@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,8 +32,8 @@ class Connection:
     prefix: str
 
 
-def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S) -> Connection:
-    """Opens a client. Nothing is sent yet.
+def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S, who: str = "") -> Connection:
+    """Opens a client for ``who``, by default the destination of that name. Nothing is sent yet.
 
     Keys come from the settings' references, else from boto3's own chain. Certificates are verified always:
     there is no switch, and ``ca_file`` only adds whom to trust.
@@ -47,6 +48,7 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S) -> 
     from botocore.exceptions import BotoCoreError
     from botocore.utils import get_environ_proxies
 
+    who = who or f"destination {settings.name}"
     bucket, prefix = split_url(settings.url)
     keys: dict[str, str] = {}
     if settings.access_key and settings.secret_key:
@@ -55,7 +57,8 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S) -> 
             "aws_secret_access_key": resolve_secret(settings.secret_key).get_secret_value(),
         }
     verify = str(settings.ca_file) if settings.ca_file else None
-    custom = settings.endpoint is not None
+    named = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    custom = settings.endpoint is not None or named
     path_style = custom if settings.path_style is None else settings.path_style
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -78,8 +81,8 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S) -> 
         )
         with_keys = bool(keys) or session.get_credentials() is not None
     except (BotoCoreError, ValueError) as error:
-        raise ConfigError(f"destination {settings.name}: {error}", subject=settings.name) from error
-    _require_tls(settings.name, client.meta.endpoint_url, with_keys)
+        raise ConfigError(f"{who}: {error}", subject=settings.name) from error
+    _require_tls(who, settings.name, client.meta.endpoint_url, with_keys)
     wire = BoundedSession(
         verify=verify or core.get_config_variable("ca_bundle") or True,
         proxies=get_environ_proxies(client.meta.endpoint_url),
@@ -122,10 +125,10 @@ def split_url(url: str) -> tuple[str, str]:
     return parts.netloc, "".join(f"{name}/" for name in names)
 
 
-def _require_tls(name: str, endpoint: str, with_keys: bool) -> None:
+def _require_tls(who: str, name: str, endpoint: str, with_keys: bool) -> None:
     if not endpoint.startswith("https://") and with_keys and not is_loopback(endpoint):
         raise ConfigError(
-            f"destination {name}: {endpoint} would carry keys and stores without encryption",
+            f"{who}: {endpoint} would carry keys and stores without encryption",
             hint="use https (ca_file names your own authority); plain http is for loopback alone",
             subject=name,
         )

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Archived, Found, Outgoing, Receipt
+from nightferry.destination.base import (
+    SIDE_FILES,
+    Archived,
+    Found,
+    Leftover,
+    Locked,
+    Outgoing,
+    Receipt,
+)
 from nightferry.destination.copies import (
     COPY,
     CRC,
@@ -27,6 +35,7 @@ from nightferry.destination.copies import (
     safe_name,
     watched,
 )
+from nightferry.destination.s3 import expiry
 from nightferry.destination.s3.archive import archived, ask
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.bucket import Bucket, proof
@@ -48,6 +57,7 @@ CATALOGS_KEPT = 3
 DEFAULT_LANES = 4
 _MOST_BYTES = {"index": GIB, "chunks": 256 * MIB, META: MIB, COPY: 64 * KIB}
 """Beyond these a side file makes no sense and is not read."""
+_MOST_CATALOG_BYTES = 4 * GIB
 _AS_EVER = Recall()
 
 _backoffs: dict[str, Backoff] = {}
@@ -77,7 +87,21 @@ def open_s3(
         storage_class=settings.storage_class,
         recall=settings.recall,
         clock=clock,
+        remover=remover_of(settings, clock, read_timeout_s),
     )
+
+
+def remover_of(settings: S3Settings, clock: Clock, read_timeout_s: float) -> Remover | None:
+    """The one with the keys that the settings give to expiring; None when they give none."""
+    if settings.expire is None:
+        return None
+    keyed = settings.model_copy(update=dict(settings.expire))
+
+    def opened() -> Bucket:
+        connection = connect(keyed, read_timeout_s=read_timeout_s)
+        return Bucket(settings.name, connection, backoff_of(connection.endpoint, clock))
+
+    return Remover(opened)
 
 
 def backoff_of(endpoint: str, clock: Clock) -> Backoff:
@@ -103,6 +127,7 @@ class S3Destination:
         storage_class: Of the data.
         recall: How what lies in an archived class is asked for.
         clock: The lock's days count from its now.
+        remover: Who removes what has expired; None: the key that writes.
     """
 
     def __init__(
@@ -115,8 +140,10 @@ class S3Destination:
         storage_class: str | None = None,
         recall: Recall = _AS_EVER,
         clock: Clock = SYSTEM_CLOCK,
+        remover: Remover | None = None,
     ) -> None:
         self._bucket = bucket
+        self._remover = remover or Remover(lambda: bucket)
         self._uploader = uploader
         self._lanes = Lanes(lanes)
         self._lock = lock
@@ -253,19 +280,18 @@ class S3Destination:
             return
 
     def _remove(self, image: str) -> None:
-        """The data goes first: without it nothing left behind by a crash looks whole."""
-        for name in (*DATA_NAMES.values(), META, COPY, "index", "chunks"):
+        for name in expiry.NAMES:
             self._bucket.delete(f"images/{image}/{name}")
 
-    def _copy_of(self, image: str) -> tuple[dict[str, Any] | None, bool]:
+    def _copy_of(self, image: str, seen_by: Bucket | None = None) -> tuple[dict[str, Any] | None, bool]:
         """``copy.json`` of a whole copy, None when the image is not here or not whole; and whether its data is
         still what the store compared with our checksum."""
-        folder = f"images/{image}"
-        text = self._bucket.get(f"{folder}/{COPY}", _MOST_BYTES[COPY])
+        folder, bucket = f"images/{image}", seen_by or self._bucket
+        text = bucket.get(f"{folder}/{COPY}", _MOST_BYTES[COPY])
         said = None if text is None else parse_about(image, text)
-        if said is None or self._bucket.head(f"{folder}/{META}") is None:
+        if said is None or bucket.head(f"{folder}/{META}") is None:
             return None, False
-        data = self._bucket.head(f"{folder}/{data_name(said)}")
+        data = bucket.head(f"{folder}/{data_name(said)}")
         if data is None or data.size_bytes != said["size_bytes"]:
             return None, False
         return said, bool(data.crc) and data.crc == said.get(CRC)
@@ -322,6 +348,20 @@ class S3Destination:
     def remove(self, location: Mapping[str, Any]) -> None:
         self._remove(place_of(location)[0])
 
+    def locked(self, location: Mapping[str, Any]) -> Locked | None:
+        return expiry.locked(self._remover.bucket, place_of(location)[0], self._clock.now())
+
+    def expire(self, location: Mapping[str, Any]) -> str:
+        image, now = place_of(location)[0], self._clock.now()
+        return expiry.remove_copy(self._remover.bucket, image, now, locks=self._lock is not None)
+
+    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+        bucket = self._remover.bucket
+        return expiry.leftovers(bucket, lambda image: self._copy_of(image, bucket)[0], before)
+
+    def clear(self, leftover: Leftover) -> None:
+        expiry.clear(self._remover.bucket, leftover)
+
     def scan(self) -> Iterator[Found]:
         for image in self._bucket.folders("images"):
             said, _ = self._copy_of(safe_name(image))
@@ -339,6 +379,40 @@ class S3Destination:
         except Forbidden:
             return
 
+    def catalog_copies(self) -> list[str]:
+        return sorted((path.rpartition("/")[2] for path, _ in self._bucket.objects("catalog")), reverse=True)
+
+    def get_catalog(self, name: str) -> bytes:
+        path = f"catalog/{safe_name(name)}"
+        data = self._bucket.get(path, _MOST_CATALOG_BYTES)
+        if data is None:
+            raise MediumDamaged(f"{self.name}: {path} is not there", subject=self.name)
+        return data
+
     def close(self) -> None:
         self._uploader.close()
         self._bucket.close()
+        self._remover.close()
+
+
+class Remover:
+    """The bucket as the key sees it that removes what has expired; opened when it is first needed, so that a
+    night needs no such key."""
+
+    def __init__(self, opened: Callable[[], Bucket]) -> None:
+        self._open = opened
+        self._bucket: Bucket | None = None
+
+    @property
+    def bucket(self) -> Bucket:
+        """Raises:
+        ConfigError: its key's reference or profile cannot be resolved.
+        """
+        if self._bucket is None:
+            self._bucket = self._open()
+        return self._bucket
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._bucket is not None:
+            self._bucket.close()

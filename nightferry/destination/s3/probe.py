@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from nightferry.destination.s3.bucket import Bucket, proof, whole_crc
+from nightferry.destination.s3.failure import Forbidden
 from nightferry.destination.s3.parts import crc64, crc_text
 
 SCRATCH = ".nightferry-check"
@@ -46,9 +50,15 @@ def _refuses_wrong_object(bucket: Bucket) -> bool:
     key = bucket.key(SCRATCH)
     kept = bucket.call("put_object", Key=key, Body=_BYTES, ChecksumCRC64NVME=_WRONG, unless=_REFUSALS)
     if kept is not None:
-        bucket.delete(SCRATCH)
+        _tidy(lambda: bucket.delete(SCRATCH))
         return False
     return True
+
+
+def _tidy(removing: Callable[[], object]) -> None:
+    """A key that may only write leaves the scratch object, and parts that `expire` finds, behind."""
+    with suppress(Forbidden):
+        removing()
 
 
 def _refuses_wrong_whole(bucket: Bucket) -> bool:
@@ -80,10 +90,10 @@ def _refuses_wrong_whole(bucket: Bucket) -> bool:
             **upload,
         )
         if kept is not None:
-            bucket.delete(SCRATCH)
+            _tidy(lambda: bucket.delete(SCRATCH))
         return kept is None
     finally:
-        bucket.abort(upload["Key"], upload["UploadId"])
+        _tidy(lambda: bucket.abort(upload["Key"], upload["UploadId"]))
 
 
 def honours_conditions(bucket: Bucket) -> bool:
@@ -95,3 +105,23 @@ def honours_conditions(bucket: Bucket) -> bool:
     }
     bucket.call("put_object", **scratch)
     return bucket.call("put_object", IfNoneMatch="*", unless=(409, 412), **scratch) is None
+
+
+def claims_once(bucket: Bucket) -> bool:
+    """Whether a name can be claimed with ``If-None-Match: *``: taken when it is free, refused when it is not.
+
+    The scratch object has a name of its own, so that any number of processes may ask at once; it is removed.
+
+    Raises:
+        DestinationError: the store cannot be asked.
+    """
+    path = f"{SCRATCH}-{secrets.token_hex(8)}"
+    scratch: dict[str, Any] = {"Key": bucket.key(path), "Body": _BYTES, **proof(_BYTES, checksums=False)}
+    refusals = (409, 412, 501)
+    bucket.call("put_object", IfNoneMatch="*", unless=refusals, **scratch)
+    try:
+        # Where the first one's answer was lost its second try was refused: what counts is that it is there.
+        there = bucket.head(path) is not None
+        return there and bucket.call("put_object", IfNoneMatch="*", unless=refusals, **scratch) is None
+    finally:
+        bucket.delete(path)

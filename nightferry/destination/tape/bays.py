@@ -12,26 +12,69 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from nightferry.destination.tape.cartridge import Cartridge
-from nightferry.destination.tape.changer import Address, DriveLock, Element, Library
+from nightferry.destination.tape.changer import Address, Changer, DriveLock, Element, Library
 from nightferry.destination.tape.drive import TapeDrive
-from nightferry.errors import BusyError, DestinationError, Unavailable
+from nightferry.destination.tape.watched import WatchedDrive
+from nightferry.errors import BusyError, DestinationError, MediumDamaged, Unavailable
 from nightferry.progress import Cancel
+from nightferry.units import format_duration
 
 _LOOK_AGAIN_S = 0.1
+_LOOK_FOR_CARTRIDGE_S = 2.0
+_SAY_EVERY_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A cartridge that came out of a drive. ``cartridge`` is None when its state was not known any more."""
+
+    barcode: str
+    drive: int
+    cartridge: Cartridge | None
+    alerts: tuple[str, ...]
+    mounted: bool
+    """This process had brought it."""
+
+
+class Watcher(Protocol):
+    """Who keeps the records of cartridges and drives."""
+
+    def left(self, departure: Departure) -> None:
+        """A cartridge was unloaded, and is about to be carried away."""
+
+    def set_aside(self, drive: int, barcode: str, alerts: tuple[str, ...], why: str) -> None:
+        """A drive is not used any more in this process."""
+
+    def taken_back(self, drive: int, why: str) -> None:
+        """A drive that was set aside is used again."""
+
+    def elsewhere(self, barcode: str) -> str:
+        """Where the records say that a cartridge is which is in no slot and no drive; for people."""
+
+    def say(self, text: str) -> None:
+        """Tells who waits."""
 
 
 class Bay:
     """A drive, and the cartridge in it while its state is known. Only the holder of the lease uses it."""
 
     def __init__(self, drive: TapeDrive) -> None:
-        self.drive = drive
+        self.drive = WatchedDrive(drive)
         self.cartridge: Cartridge | None = None
         self.holder: int | None = None
         self.lock: DriveLock | None = None
         self.writing = False
         """An image is on its way through: the bay cannot be lent for reading, not even to its holder."""
+        self.aside = ""
+        """Why the drive is not used any more in this process; empty while it is."""
+        self.stuck = ""
+        """The cartridge that could not be taken out of a drive that was set aside."""
+        self.spoiled: set[str] = set()
+        """Cartridges that could not be written to here, since one last could."""
 
     @property
     def address(self) -> Address:
@@ -52,32 +95,52 @@ class Bays:
 
     Args:
         library: The changer and the drives.
-        leaving: Called with a cartridge before it is taken out of a drive in good order.
-        patience_s: How long a drive or cartridge that is in use is waited for when reading.
+        watcher: Is told what leaves the drives, and which fail.
+        patience_s: How long a drive or cartridge that is in use, or a cartridge that is elsewhere, is waited for
+            when reading.
+        cancel: Ends the wait for a drive that becomes ready.
     """
 
-    def __init__(self, library: Library, leaving: Callable[[Cartridge], None], patience_s: float) -> None:
+    def __init__(self, library: Library, watcher: Watcher, patience_s: float, cancel: Cancel) -> None:
         self._library = library
-        self._leaving = leaving
+        self._watcher = watcher
         self._patience_s = patience_s
+        self._cancel = cancel
         self._bays = [Bay(drive) for drive in library.drives]
         self._touched: set[int] = set()
+        self._unloadable: dict[str, Bay] = {}
+        """Cartridges that a drive could not load, until another has tried."""
         self._turn = threading.Condition()
 
     def __len__(self) -> int:
         return len(self._bays)
 
+    @property
+    def changer(self) -> Changer:
+        return self._library.changer
+
     def inventory(self) -> list[Element]:
         return self._library.changer.inventory()
 
     def is_idle(self, number: int) -> bool:
-        """Whether no thread of this process has leased the drive."""
-        return self._bays[number].holder is None
+        """Whether no thread of this process has leased the drive, and it is used at all."""
+        return self._bays[number].holder is None and not self._bays[number].aside
+
+    def is_stuck(self, barcode: str) -> bool:
+        """Whether a cartridge is in a drive that was set aside, and does not come out."""
+        return any(bay.stuck == barcode for bay in self._bays)
+
+    @property
+    def have_failed(self) -> bool:
+        """Whether a drive was set aside."""
+        return any(bay.aside for bay in self._bays)
 
     def mine(self) -> Bay | None:
         """The bay this thread has leased and does not write through at this moment."""
         me = threading.get_ident()
-        return next((bay for bay in self._bays if bay.holder == me and not bay.writing), None)
+        return next(
+            (bay for bay in self._bays if bay.holder == me and not bay.writing and not bay.aside), None
+        )
 
     @contextmanager
     def lease(self, rank: Callable[[str], int], cancel: Cancel) -> Iterator[Bay]:
@@ -86,10 +149,12 @@ class Bays:
 
         Raises:
             BusyError: the one who asks has all of them.
+            Unavailable: every drive was set aside.
             Cancelled: while it waited.
         """
         while (bay := self._take_best(rank)) is None:
-            if all(bay.holder == threading.get_ident() for bay in self._bays):
+            self._require_one()
+            if all(bay.holder == threading.get_ident() for bay in self._bays if not bay.aside):
                 raise BusyError(
                     f"every drive of {self._library.name} is in use by the one who asks for another",
                     hint="one drive cannot read and write at once: give the library a second one",
@@ -99,6 +164,18 @@ class Bays:
             yield bay
         finally:
             self._give_back(bay)
+
+    def _require_one(self) -> None:
+        """Raises:
+        Unavailable: every drive was set aside.
+        """
+        if all(bay.aside for bay in self._bays):
+            named = "; ".join(f"{bay.name}: {bay.aside}" for bay in self._bays)
+            raise Unavailable(
+                f"every drive of {self._library.name} failed and was set aside ({named})",
+                hint="look at the drives; what is owed is delivered by the next run",
+                subject=self._library.name,
+            )
 
     @contextmanager
     def borrow(self) -> Iterator[Bay | None]:
@@ -115,8 +192,10 @@ class Bays:
     def reading(self, barcode: str, cancel: Cancel) -> Iterator[Bay]:
         """A bay for reading a cartridge, which is brought into it; the bay this thread already has, if any.
 
+        A cartridge that is elsewhere is waited for, and that is said, before a drive is taken.
+
         Raises:
-            Unavailable: the cartridge is not in the library.
+            Unavailable: the cartridge did not come into the library in time, or every drive was set aside.
             BusyError: others kept it, or all drives, for longer than the patience.
         """
         bay = self.mine()
@@ -124,34 +203,103 @@ class Bays:
             self.fetch(bay, barcode, cancel)
             yield bay
             return
-        deadline = time.monotonic() + self._patience_s
-        while (bay := self._take_for(barcode)) is None:
-            self._be_patient(deadline, barcode, cancel)
+        bay = self._mounted(barcode, cancel)
         try:
-            self.fetch(bay, barcode, cancel)
             yield bay
         finally:
             self._give_back(bay)
 
+    def _mounted(self, barcode: str, cancel: Cancel) -> Bay:
+        """A newly leased bay with the cartridge in it; drives that fail at it are set aside."""
+        self._await_arrival(barcode, cancel)
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            bay = self._take_for(barcode)
+            if bay is None:
+                self._require_one()
+                self._be_patient(deadline, barcode, cancel)
+                continue
+            try:
+                self.fetch(bay, barcode, cancel)
+            except BaseException as error:
+                failed = isinstance(error, DestinationError) and bay.drive.raised(error)
+                if failed and isinstance(error, DestinationError):
+                    self.set_aside(bay, error)
+                self._give_back(bay)
+                if not failed:
+                    raise
+            else:
+                return bay
+
     def fetch(self, bay: Bay, barcode: str, cancel: Cancel) -> None:
-        """Brings a cartridge into a leased bay, waiting while others use it.
+        """Brings a cartridge into a leased bay, waiting while others use it, or while it is elsewhere.
 
         The bay's own cartridge goes to its slot first, so that two threads never wait for each other's.
         """
+        self._await_arrival(barcode, cancel)
         deadline = time.monotonic() + self._patience_s
         while not self.bring(bay, barcode):
             self.put_away(bay)
             self._be_patient(deadline, barcode, cancel)
 
-    def bring_or_wait(self, bay: Bay, barcode: str, cancel: Cancel) -> bool:
-        """Like ``bring``, but waits while another thread of this process has the cartridge."""
+    def _await_arrival(self, barcode: str, cancel: Cancel) -> None:
+        """Returns when the cartridge is in a slot or drive.
+
+        Raises:
+            Unavailable: it did not come in time.
+            Cancelled: while it waited.
+        """
+        since = time.monotonic()
+        said = -_SAY_EVERY_S
+        while not self._is_here(barcode):
+            waited = time.monotonic() - since
+            if waited >= self._patience_s:
+                raise self._not_here(barcode)
+            if waited - said >= _SAY_EVERY_S:
+                said = waited
+                left = format_duration(self._patience_s - waited)
+                self._watcher.say(
+                    f"waiting for cartridge {barcode} ({self._watcher.elsewhere(barcode)}), up to {left} more: "
+                    "put it into a port, then `nightferry media import`"
+                )
+            cancel.wait(min(_LOOK_FOR_CARTRIDGE_S, self._patience_s))
+
+    def require_here(self, barcode: str) -> None:
+        """Raises:
+        Unavailable: the cartridge is in no slot and no drive.
+        """
+        if not self._is_here(barcode):
+            raise self._not_here(barcode)
+
+    def _is_here(self, barcode: str) -> bool:
+        return any(e.barcode == barcode and e.address.kind != "port" for e in self.inventory())
+
+    def _not_here(self, barcode: str) -> Unavailable:
+        return Unavailable(
+            f"cartridge {barcode} is not in the library {self._library.name}: "
+            f"{self._watcher.elsewhere(barcode)}",
+            subject=barcode,
+            hint=f"put {barcode} into a port of the library, then `nightferry media import`",
+        )
+
+    def bring_or_wait(self, bay: Bay, barcode: str, cancel: Cancel) -> Literal["brought", "proved", "away"]:
+        """Like ``bring``, but waits while another thread of this process has the cartridge.
+
+        ``proved``: that thread looked at its end. ``away``: another process has it.
+        """
         deadline = time.monotonic() + self._patience_s
-        while not self.bring(bay, barcode):
+        while True:
+            if any(
+                b is not bay and b.cartridge is not None and b.cartridge.is_proved(barcode)
+                for b in self._bays
+            ):
+                return "proved"
+            if self.bring(bay, barcode):
+                return "brought"
             place = next((e.address for e in self.inventory() if e.barcode == barcode), None)
             if place is not None and place.kind == "drive" and self.is_idle(place.number):
-                return False
+                return "away"
             self._be_patient(deadline, barcode, cancel)
-        return True
 
     def bring(self, bay: Bay, barcode: str) -> bool:
         """Brings a cartridge into a leased bay and loads it; False when somebody else has it.
@@ -160,14 +308,14 @@ class Bays:
             Unavailable: it is not in the library, or drive or changer do not answer.
         """
         place = next((e for e in self.inventory() if e.barcode == barcode), None)
-        if place is None:
+        if place is None or place.address.kind == "port":
+            raise self._not_here(barcode)
+        if self.is_stuck(barcode):
             raise Unavailable(
-                f"cartridge {barcode} is not in the library {self._library.name}",
-                subject=barcode,
-                hint=f"put {barcode} into a slot of the library",
+                f"{barcode} does not come out of {place.address}, which was set aside", subject=barcode
             )
         if place.address == bay.address:
-            bay.drive.load()
+            self._load(bay, barcode)
             return True
         if place.address.kind == "drive":
             other = self._bays[place.address.number]
@@ -188,8 +336,58 @@ class Bays:
                 raise
             return False
         self._touched.add(bay.drive.number)
-        bay.drive.load()
+        self._load(bay, barcode)
         return True
+
+    def _load(self, bay: Bay, barcode: str) -> None:
+        """Raises:
+        MediumDamaged: another drive could not load it either: it is the cartridge, and not the drives.
+        """
+        told = False
+
+        def waiting(what: str) -> None:
+            nonlocal told
+            self._cancel.check()
+            if not told:
+                told = True
+                self._watcher.say(f"{barcode}: {what}")
+
+        try:
+            bay.drive.load(waiting)
+        except Unavailable as error:
+            first = self._unloadable.setdefault(barcode, bay)
+            if first is bay:
+                raise
+            del self._unloadable[barcode]
+            if first.aside:
+                first.aside = ""
+                self._watcher.taken_back(first.drive.number, f"{bay.name} cannot load {barcode} either")
+            raise MediumDamaged(
+                f"neither {first.name} nor {bay.name} can load {barcode}: {error}", subject=barcode
+            ) from error
+        self._unloadable.pop(barcode, None)
+
+    def out_of_drive(self, barcode: str) -> Address:
+        """Where a cartridge is when it is in no drive any more; one that is in a drive is put away first.
+
+        Raises:
+            BusyError: its drive is in use.
+            Unavailable: it is not in the library.
+        """
+        for _ in self._bays:
+            place = next((e.address for e in self.inventory() if e.barcode == barcode), None)
+            if place is None:
+                raise self._not_here(barcode)
+            if place.kind != "drive":
+                return place
+            bay = self._bays[place.number]
+            if not self._take(bay):
+                break
+            try:
+                self.put_away(bay)
+            finally:
+                self._give_back(bay)
+        raise BusyError(f"{barcode} is in use in {place}", hint="wait for the run to end", subject=barcode)
 
     def put_away(self, bay: Bay) -> None:
         """Takes the cartridge out of a leased bay: to the slot it came from, else to an empty one.
@@ -197,19 +395,53 @@ class Bays:
         Raises:
             DestinationError: no slot is empty.
         """
-        if bay.cartridge is not None:
-            self._leaving(bay.cartridge)
+        cartridge = bay.cartridge
         bay.forget()
         elements = self.inventory()
         held = next(e for e in elements if e.address == bay.address)
         if held.barcode:
-            empty = [e.address for e in elements if e.address.kind == "slot" and not e.barcode]
-            if not empty:
-                raise DestinationError(
-                    f"no slot is empty for {held.barcode} in {bay.name}", subject=held.barcode
-                )
-            self._library.changer.move(bay.address, held.home if held.home in empty else empty[0])
+            mounted = bay.drive.number in self._touched
+            self._watcher.left(
+                Departure(held.barcode, bay.drive.number, cartridge, bay.drive.alerts(), mounted)
+            )
+            self._library.changer.move(bay.address, self.home_of(held, elements))
         self._touched.discard(bay.drive.number)
+
+    def home_of(self, held: Element, elements: list[Element]) -> Address:
+        """Where a cartridge in a drive or port belongs: the slot it came from, else an empty one.
+
+        Raises:
+            DestinationError: no slot is empty.
+        """
+        empty = [e.address for e in elements if e.address.kind == "slot" and not e.barcode]
+        if not empty:
+            raise DestinationError(
+                f"no slot is empty for {held.barcode} in {held.address}", subject=held.barcode
+            )
+        return held.home if held.home in empty and held.home is not None else empty[0]
+
+    def try_again(self) -> None:
+        """When every drive was set aside, perhaps the library was away and is back: all get another chance."""
+        if all(bay.aside for bay in self._bays):
+            self._unloadable.clear()
+            for bay in self._bays:
+                bay.aside = bay.stuck = ""
+                self._watcher.taken_back(bay.drive.number, "every drive had failed")
+
+    def set_aside(self, bay: Bay, why: DestinationError) -> None:
+        """Does not use a drive any more; its cartridge goes to a slot, or is stuck. The lease stays the
+        caller's, to be given back."""
+        bay.aside = str(why)
+        inside = next((e.barcode for e in self.inventory() if e.address == bay.address), "")
+        alerts: tuple[str, ...] = ()
+        try:
+            alerts = bay.drive.alerts()
+            self.put_away(bay)
+        except DestinationError as second:
+            bay.stuck = inside
+            self._touched.discard(bay.drive.number)
+            why.add_note(f"{inside or 'nothing'} could be taken out of {bay.name} after it: {second}")
+        self._watcher.set_aside(bay.drive.number, inside, alerts, str(why))
 
     def close(self) -> None:
         """Puts away what this process brought and nobody else has taken over."""
@@ -224,14 +456,14 @@ class Bays:
     def _take_best(self, rank: Callable[[str], int]) -> Bay | None:
         inside = {e.address: e.barcode for e in self.inventory() if e.address.kind == "drive"}
         with self._turn:
-            free = [bay for bay in self._bays if bay.holder is None]
+            free = [bay for bay in self._bays if bay.holder is None and not bay.aside]
         free.sort(key=lambda bay: rank(inside.get(bay.address, "")))
         return next((bay for bay in free if self._take(bay)), None)
 
     def _take_for(self, barcode: str) -> Bay | None:
         inside = {e.address: e.barcode for e in self.inventory() if e.address.kind == "drive"}
         for bay in self._bays:
-            if inside.get(bay.address) == barcode:
+            if inside.get(bay.address) == barcode and not bay.aside:
                 return bay if self._take(bay) else None
         return self._take_best(len)
 
@@ -246,6 +478,10 @@ class Bays:
         if not lock.untouched:
             try:
                 bay.forget()
+            except DestinationError as error:
+                self.set_aside(bay, error)
+                self._give_back(bay)
+                return False
             except BaseException:
                 self._give_back(bay)
                 raise

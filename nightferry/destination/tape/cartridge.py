@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, Mark, Position, TapeDrive
 from nightferry.destination.tape.label import Label, NotALabel, parse
-from nightferry.destination.tape.layout import Trailer, begins_a_trailer, read_trailer
+from nightferry.destination.tape.layout import Trailer, begins_a_trailer, read_trailer, records_of
 from nightferry.errors import DestinationError, MediumDamaged, WrongCartridge
 from nightferry.model.records import CartridgeRecord
 
@@ -33,14 +33,19 @@ class Audit:
 class Cartridge:
     """A loaded cartridge whose label was read. ``label`` is None while it is truly blank.
 
+    Args:
+        drive: The drive that has it.
+        barcode: What the changer read on it.
+        unread: Its label is not looked at: whatever is on it is to be written over.
+
     Raises:
         WrongCartridge: it holds something that is no label of ours, or the label of another barcode.
     """
 
-    def __init__(self, drive: TapeDrive, barcode: str) -> None:
+    def __init__(self, drive: TapeDrive, barcode: str, *, unread: bool = False) -> None:
         self.drive = drive
         self.barcode = barcode
-        self.label = self._read_label()
+        self.label = None if unread else self._read_label()
         self.record: CartridgeRecord | None = None
         """Set once the cartridge was proved fit to be appended to; the catalog's newest record of it."""
 
@@ -56,6 +61,10 @@ class Cartridge:
                 f"{self.barcode} has not been proved fit to be written to", subject=self.barcode
             )
         return self.record
+
+    def is_proved(self, barcode: str) -> bool:
+        """Whether it is this cartridge, and was proved fit."""
+        return self.barcode == barcode and self.record is not None
 
     @property
     def is_appendable(self) -> bool:
@@ -85,10 +94,14 @@ class Cartridge:
             )
         return label
 
-    def write_label(self, label: Label) -> None:
-        """Writes a label at the beginning; whatever was on the cartridge is gone. Durable on return."""
+    def write_label(self, label: Label, pages: Iterable[bytes] = ()) -> None:
+        """Writes a label and pages of text behind it at the beginning; whatever was on the cartridge is gone.
+        Durable on return."""
         self.drive.rewind()
         self.drive.write_record(label.render())
+        for page in pages:
+            for record in records_of(page):
+                self.drive.write_record(record)
         self.drive.write_filemarks(1)
         self.label = label
 

@@ -80,7 +80,7 @@ class TapeDrive(Protocol):
         """Writes out what is buffered and lets the cartridge go. Nothing to do when the drive is empty."""
 
     def alerts(self) -> tuple[str, ...]:
-        """TapeAlert flags that are set, by their names in ``alerts.FLAGS``; empty where there are none.
+        """TapeAlert flags that are set, by name (``clean now``); empty where there are none, or no such page.
 
         May be asked at any time, with a cartridge loaded or not. Asking may clear a flag whose cause is gone.
         """

@@ -2,49 +2,77 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from typing import Any, Literal
 
 import xxhash
 from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import SIDE_FILES, Found, Outgoing, Receipt, Register
+from nightferry.destination.base import SIDE_FILES, Found, Leftover, Outgoing, Receipt, Register
+from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bays import Bay, Bays
-from nightferry.destination.tape.cartridge import Cartridge
+from nightferry.destination.tape.care import Care
 from nightferry.destination.tape.changer import Library
+from nightferry.destination.tape.feed import BUFFER_BYTES
+from nightferry.destination.tape.handling import Handling
 from nightferry.destination.tape.layout import Location, Trailer, parse_location
 from nightferry.destination.tape.media import CartridgeView, Media, MediumView
 from nightferry.destination.tape.pool import Pool, is_being_written
-from nightferry.destination.tape.reader import TapeReader, mounted
 from nightferry.destination.tape.stock import Stock
+from nightferry.destination.tape.watch import Watch
 from nightferry.destination.tape.writer import Bytes, ImageWriter
-from nightferry.errors import DestinationError, MediumDamaged, NightferryError, WrongCartridge
+from nightferry.errors import (
+    DestinationError,
+    MediumDamaged,
+    NightferryError,
+    Unavailable,
+    WriteProtected,
+    WrongCartridge,
+)
 from nightferry.model.findings import Finding
+from nightferry.model.records import CartridgeRecord
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
+log = logging.getLogger(__name__)
+
 
 class TapeLane:
-    """See ``Lane``: a leased drive."""
+    """See ``Lane``: a leased drive, and another one when that fails."""
 
-    def __init__(self, destination: TapeDestination, bay: Bay) -> None:
+    def __init__(self, destination: TapeDestination, progress: Progress, cancel: Cancel) -> None:
         self._destination = destination
-        self._bay = bay
+        self._progress = progress
+        self._cancel = cancel
+        self._lease = ExitStack()
+        self.bay = self._take()
 
     @property
     def name(self) -> str:
-        return self._bay.name
+        return self.bay.name
+
+    def close(self) -> None:
+        """Gives the drive back."""
+        self._lease.close()
 
     def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
-        found = self._destination.find(outgoing.image, epoch)
-        if found is not None:
-            return found
         wait_s = self._destination.pool.wait_for_media_s
-        return self.write(outgoing, epoch, "image", progress=progress, cancel=cancel, wait_s=wait_s)
+        while True:
+            found = self._destination.find(outgoing.image, epoch)
+            if found is not None:
+                return found
+            try:
+                return self.write(outgoing, epoch, "image", progress=progress, cancel=cancel, wait_s=wait_s)
+            except DestinationError as error:
+                if not self.bay.drive.raised(error):
+                    raise
+                self._go_on_elsewhere(outgoing.image, error)
 
     def write(
         self,
@@ -57,7 +85,40 @@ class TapeLane:
         wait_s: float,
     ) -> Receipt:
         """Writes without looking for an earlier copy."""
-        return self._destination.write(self._bay, outgoing, epoch, kind, progress, cancel, wait_s)
+        return self._destination.write(self.bay, outgoing, epoch, kind, progress, cancel, wait_s)
+
+    def _go_on_elsewhere(self, image: str, error: DestinationError) -> None:
+        """A cartridge that cannot be written to is left for another; a drive that failed, or spoils one cartridge
+        after the other, is set aside."""
+        bay, destination = self.bay, self._destination
+        if isinstance(error, MediumDamaged | WriteProtected) and len(bay.spoiled) < 2:
+            self._progress.say(f"{error}: {image} begins anew on another cartridge", destination.name)
+            return
+        self._progress.say(f"{bay.name} failed and is set aside: {error}", destination.name)
+        destination.bays.set_aside(bay, error)
+        destination.acquit(bay)
+        self._lease.close()
+        try:
+            self.bay = self._take()
+        except DestinationError as none_left:
+            raise none_left from error
+        self._progress.say(f"{image} begins anew in {self.name}", destination.name)
+
+    def _take(self) -> Bay:
+        """Leases a drive that is clean; one that fails at that is set aside."""
+        while True:
+            bay = self._lease.enter_context(self._destination.leased(self._cancel))
+            try:
+                self._destination.care.look_after(bay, self._progress)
+            except BaseException as error:
+                aside = isinstance(error, DestinationError) and bay.drive.raised(error)
+                if aside and isinstance(error, DestinationError):
+                    self._destination.bays.set_aside(bay, error)
+                self._lease.close()
+                if not aside:
+                    raise
+            else:
+                return bay
 
 
 class TapeDestination:
@@ -71,6 +132,10 @@ class TapeDestination:
         register: The catalog's cartridges.
         clock: Time, for waiting for media.
         cancel: Stops waits that have no cancel of their own (reading).
+        tell: Is told of those waits.
+        buffer_bytes: Each drive's ring.
+        pages: Text by name (``recovery.md``, ``site.toml``) that goes onto every cartridge, so that one which is
+            found explains itself.
     """
 
     def __init__(
@@ -82,19 +147,28 @@ class TapeDestination:
         *,
         clock: Clock = SYSTEM_CLOCK,
         cancel: Cancel | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+        buffer_bytes: int = BUFFER_BYTES,
+        pages: Mapping[str, bytes] | None = None,
     ) -> None:
         self._name = name
         self._library = library
         self.pool = pool
         self._clock = clock
         self._cancel = cancel or Cancel()
-        self._bays = Bays(library, self._leaving, pool.wait_for_media_s)
-        self._stock = Stock(name, pool, self._bays, register, library.cartridge_bytes, clock)
-        self._media = Media(self._bays, self._stock, self._cancel)
+        self._buffer_bytes = buffer_bytes
+        self._watch = Watch(name, register, clock, tell)
+        self.bays = Bays(library, self._watch, pool.wait_for_media_s, self._cancel)
+        self.care = Care(self.bays, pool, self._watch)
+        self._stock = Stock(pool, self.bays, self._watch, library.cartridge_bytes, clock, pages or {})
+        self.media = Media(self.bays, self._stock, clock, self._cancel)
+        self.handling = Handling(self.bays, self._stock, self.media, self._cancel)
         self._recovery = threading.Lock()
         self._open: set[str] | None = None
         self._doubtful: deque[str] = deque()
         """Cartridges on which a write of this process failed, for the next look."""
+        self._unknown: dict[tuple[str, int], str] = {}
+        """Copies that may be whole on the cartridge named, which has not been looked at yet."""
         self._known: set[str] = set()
         self._whole: dict[tuple[str, int], Receipt] = {}
 
@@ -104,14 +178,11 @@ class TapeDestination:
 
     @property
     def lanes(self) -> int:
-        return len(self._bays)
-
-    def _leaving(self, cartridge: Cartridge) -> None:
-        self._stock.left(cartridge)
+        return len(self.bays)
 
     def check(self) -> list[Finding]:
         try:
-            return self._media.check()
+            return self.media.check()
         except NightferryError as error:
             return [
                 Finding(
@@ -121,10 +192,20 @@ class TapeDestination:
 
     @contextmanager
     def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[TapeLane]:
+        self.bays.try_again()
         self._recover(cancel)
-        with self._bays.lease(self._stock.rank, cancel) as bay, self._stock.claims_of(bay):
+        lane = TapeLane(self, progress, cancel)
+        try:
+            yield lane
+        finally:
+            lane.close()
+
+    @contextmanager
+    def leased(self, cancel: Cancel) -> Iterator[Bay]:
+        """A drive for writing, the best there is, and what is claimed for it meanwhile."""
+        with self.bays.lease(self._stock.ranking(), cancel) as bay, self._stock.claims_of(bay):
             self._stock.refresh(bay)
-            yield TapeLane(self, bay)
+            yield bay
 
     def write(
         self,
@@ -138,31 +219,61 @@ class TapeDestination:
     ) -> Receipt:
         """Writes an image through a leased bay; after a failure the cartridge is looked at afresh before it
         is used."""
-        writer = ImageWriter(self._stock, bay, self._clock, outgoing, epoch, kind, progress, cancel, wait_s)
+        self.media.forget()
+        writer = ImageWriter(
+            self._stock, bay, self._clock, outgoing, epoch, kind, progress, cancel, wait_s, self._buffer_bytes
+        )
         bay.writing = True
         try:
             location = writer.write()
         except BaseException as error:
-            if bay.cartridge is not None:
-                # The error may have come after the last filemark: what became of the image is looked up there.
-                self._doubtful.append(bay.cartridge.barcode)
-            try:
-                bay.forget()
-            except DestinationError as second:
-                error.add_note(f"{bay.name} could not be unloaded after it: {second}")
+            self._failed(bay, error, (outgoing.image, epoch) if writer.committing else None)
             raise
         finally:
             bay.writing = False
-        receipt = Receipt(location.as_json(), location.size_bytes, lane=bay.name)
+        bay.spoiled.clear()
+        receipt = Receipt(location.as_json(), location.size_bytes, lane=bay.name, streamed=writer.streamed)
         if kind == "image":
             self._whole[outgoing.image, epoch] = receipt
         return receipt
+
+    def _failed(self, bay: Bay, error: BaseException, unknown: tuple[str, int] | None) -> None:
+        """The cartridge at hand is looked at afresh before it is used again."""
+        if bay.cartridge is not None:
+            # The error may have come after the last filemark: what became of the image is looked up there.
+            barcode = bay.cartridge.barcode
+            self._doubtful.append(barcode)
+            if unknown is not None:
+                self._unknown[unknown] = barcode
+            if isinstance(error, DestinationError) and bay.drive.raised(error):
+                spoiled = isinstance(error, MediumDamaged | WriteProtected)
+                self._watch.failed(barcode, error, spoiled=spoiled)
+                if spoiled:
+                    bay.spoiled.add(barcode)
+        try:
+            bay.forget()
+        except DestinationError as second:
+            error.add_note(f"{bay.name} could not be unloaded after it: {second}")
+
+    def acquit(self, bay: Bay) -> None:
+        """Cartridges that only a failing drive could not write may be written again."""
+        if len(bay.spoiled) > 1:
+            for barcode in bay.spoiled:
+                self._watch.acquit(barcode, f"{bay.name} could not write it, nor others")
+        bay.spoiled.clear()
 
     def find(self, image: str, epoch: int) -> Receipt | None:
         self._recover(self._cancel)
         known = self._whole.get((image, epoch))
         if known is not None:
             return known
+        barcode = self._unknown.get((image, epoch))
+        if barcode is not None and barcode in (self._open or ()):
+            raise Unavailable(
+                f"whether {image} is whole on {barcode} is not known before {barcode} can be looked at",
+                subject=image,
+                hint=f"get {barcode} out of the drive and into a slot",
+            )
         trailer = self._stock.adopted.get((image, epoch))
         if trailer is None and image in self._known:
             trailer = self._look_back(image, epoch)
@@ -181,19 +292,19 @@ class TapeDestination:
             cancel.check()
         try:
             if self._open is None:
-                records = self._stock.records()
-                here = {e.barcode for e in self._bays.inventory()}
+                records = self._watch.records()
+                here = {e.barcode for e in self.bays.inventory() if e.address.kind != "port"}
                 left_open = {b for b, record in records.items() if b in here and is_being_written(record)}
-                if left_open and self._bays.mine() is None:
-                    with self._bays.lease(_holding(min(left_open)), cancel) as bay:
+                if left_open and self.bays.mine() is None:
+                    with self.bays.lease(_holding(min(left_open)), cancel) as bay:
                         left_open -= self._examine(bay, left_open, cancel)
                 self._open = left_open
-                self._known |= {image for record in self._stock.records().values() for image in record.images}
+                self._known |= {image for record in self._watch.records().values() for image in record.images}
             while self._doubtful:
                 self._open.add(self._doubtful.popleft())
             if self._open:
                 # Later nobody is waited for: who waits for a drive here would keep those out who have one.
-                with self._bays.borrow() as borrowed:
+                with self.bays.borrow() as borrowed:
                     if borrowed is not None:
                         self._open -= self._examine(borrowed, self._open, cancel)
         finally:
@@ -203,18 +314,19 @@ class TapeDestination:
         """The cartridges among ``barcodes`` of which nothing is unknown any more."""
         examined = {barcode for barcode in sorted(barcodes) if self._stock.recover(bay, barcode, cancel)}
         for barcode in examined:
-            record = self._stock.record_of(barcode)
+            record = self._watch.record_of(barcode)
             self._known.update(record.images if record is not None else ())
         return examined
 
     def _look_back(self, image: str, epoch: int) -> Trailer | None:
         """Looks for an image on the cartridges that the catalog names, newest tape file first."""
-        for barcode, record in self._stock.records().items():
+        for barcode, record in self._watch.records().items():
             if image not in record.images or not record.last_trailer:
                 continue
-            with self._bays.reading(barcode, self._cancel) as bay:
+            self.bays.require_here(barcode)
+            with self.bays.reading(barcode, self._cancel) as bay:
                 try:
-                    cartridge = mounted(self._bays, bay, barcode, record.label, self._cancel)
+                    cartridge = reading.mounted(self.bays, bay, barcode, record.label, self._cancel)
                     for trailer, _ in cartridge.newest_first(record.last_trailer):
                         if (trailer.image, trailer.epoch, trailer.final) == (image, epoch, True):
                             return trailer
@@ -226,17 +338,29 @@ class TapeDestination:
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
         where = parse_location(location)
-        first = where.parts[0]
-        with self._bays.reading(first.barcode, self._cancel) as bay:
-            mounted(self._bays, bay, first.barcode, first.label, self._cancel).seek(first.file)
-            yield TapeReader(self._bays, bay, where, self._cancel)
+        with ExitStack() as lease:
+
+            def drive(barcode: str) -> Bay:
+                lease.close()
+                return lease.enter_context(self.bays.reading(barcode, self._cancel))
+
+            first = where.parts[0]
+            bay = drive(first.barcode)
+            reading.mounted(self.bays, bay, first.barcode, first.label, self._cancel).seek(first.file)
+            yield reading.TapeReader(self.bays, bay, where, self._cancel, drive, self._watch)
+
+    @contextmanager
+    def kept_in_drive(self, barcode: str) -> Iterator[None]:
+        """Keeps a cartridge in a drive of this thread's: what it opens meanwhile is read there, in one pass."""
+        with self.bays.reading(barcode, self._cancel):
+            yield
 
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
         if name not in SIDE_FILES:
             raise DestinationError(f"{name!r} is no side file", subject=name)
         last = parse_location(location).parts[-1]
-        with self._bays.reading(last.barcode, self._cancel) as bay:
-            cartridge = mounted(self._bays, bay, last.barcode, last.label, self._cancel)
+        with self.bays.reading(last.barcode, self._cancel) as bay:
+            cartridge = reading.mounted(self.bays, bay, last.barcode, last.label, self._cancel)
             _, members = cartridge.trailer(last.trailer)
         if name not in members:
             raise MediumDamaged(
@@ -247,35 +371,75 @@ class TapeDestination:
     def remove(self, location: Mapping[str, Any]) -> None:
         parse_location(location)
 
+    def locked(self, location: Mapping[str, Any]) -> None:
+        """A cartridge keeps nothing against our will: its copies go when all of them have expired."""
+
+    def expire(self, location: Mapping[str, Any]) -> str:
+        """See ``Destination.expire``. Nothing is written: a cartridge is scratch once all on it expired."""
+        parse_location(location)
+        return ""
+
+    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+        """None: dead space on a cartridge goes with the cartridge."""
+        return iter(())
+
+    def clear(self, leftover: Leftover) -> None:
+        """There are none."""
+
     def scan(self) -> Iterator[Found]:
-        return self._media.scan()
+        return self.media.scan()
 
     def put_catalog(self, name: str, data: bytes) -> None:
-        outgoing = Bytes(name, data, blake3(data).hexdigest(), lambda piece: xxhash.xxh3_64(piece).digest())
-        mine = self._bays.mine()
+        digest = blake3(data).hexdigest()
+        table: Callable[[memoryview], bytes] = lambda piece: xxhash.xxh3_64(piece).digest()  # noqa: E731
+        outgoing = Bytes(name, data, digest, table, self._stock.pages)
+        mine = self.bays.mine()
         if mine is not None:
             self.write(mine, outgoing, 1, "catalog", QUIET, self._cancel, 0)
             return
         with self.lane(progress=QUIET, cancel=self._cancel) as lane:
             lane.write(outgoing, 1, "catalog", progress=QUIET, cancel=self._cancel, wait_s=0)
 
+    def catalog_copies(self) -> list[str]:
+        return sorted(self.media.catalogs(), reverse=True)
+
+    def get_catalog(self, name: str) -> bytes:
+        trailer = self.media.catalogs().get(name)
+        if trailer is None or trailer.location is None:
+            raise MediumDamaged(f"no cartridge of {self._name} holds {name} whole", subject=self._name)
+        with self.open(trailer.location.as_json()) as reader:
+            data = reader.read(0, reader.size_bytes)
+        if blake3(data).hexdigest() != trailer.digest:
+            raise MediumDamaged(f"{name} is not as it was written to {self._name}", subject=self._name)
+        return data
+
+    def cartridges(self) -> list[CartridgeRecord]:
+        """See ``Media.cartridges``."""
+        return self.media.cartridges()
+
     def inventory(self) -> list[MediumView]:
         """See ``Media.inventory``."""
-        return self._media.inventory()
+        return self.media.inventory()
 
     def show(self, barcode: str) -> CartridgeView:
         """See ``Media.show``."""
-        return self._media.show(barcode)
+        return self.media.show(barcode)
 
     def label(self, barcode: str, pool: str) -> MediumView:
         """See ``Media.label``."""
-        return self._media.label(barcode, pool)
+        return self.media.label(barcode, pool)
 
     def close(self) -> None:
         try:
-            self._bays.close()
+            self.bays.close()
         finally:
-            self._library.close()
+            try:
+                self._library.close()
+            except DestinationError as error:
+                # That a drive failed is on record; what was written through the others is not worse for it.
+                if not self.bays.have_failed:
+                    raise
+                log.warning("library %s could not be closed in good order: %s", self._library.name, error)
 
 
 def _holding(barcode: str) -> Callable[[str], int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from nightferry.clock import Clock
 from nightferry.destination.base import Found
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Cartridge
@@ -15,6 +18,8 @@ from nightferry.errors import MediumDamaged, WrongCartridge
 from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,11 @@ class MediumView:
     tape_files: int = 0
     images: tuple[str, ...] = ()
     note: str = ""
+    mounts: int = 0
+    errors: int = 0
+    alerts: tuple[str, ...] = ()
+    written: datetime | None = None
+    """When something was last written to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +69,53 @@ class CartridgeView:
     """Why it cannot be read as one of ours; empty when it can."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """What was met on a cartridge: its label when it is one of the pool's, trailers each with its
+    ``meta.json``."""
+
+    label: Label | None
+    trailers: tuple[tuple[Trailer, bytes], ...]
+
+
 class Media:
     """The media verbs of one pool in one library."""
 
-    def __init__(self, bays: Bays, stock: Stock, cancel: Cancel) -> None:
+    def __init__(self, bays: Bays, stock: Stock, clock: Clock, cancel: Cancel) -> None:
         self._bays = bays
         self._stock = stock
+        self._clock = clock
+        self._walked: dict[str, _Walked] = {}
         self._cancel = cancel
 
     def inventory(self) -> list[MediumView]:
         """Every cartridge of the library and of the catalog, by place, those elsewhere last."""
-        records = self._stock.records()
+        records = self._stock.watch.records()
         views = [
-            _view(element.barcode, str(element.address), records.pop(element.barcode, None))
+            self._view(element.barcode, str(element.address), records.pop(element.barcode, None))
             for element in self._bays.inventory()
             if element.barcode
         ]
-        return views + [_view(barcode, "", record) for barcode, record in sorted(records.items())]
+        return views + [self._view(barcode, "", record) for barcode, record in sorted(records.items())]
+
+    def _view(self, barcode: str, element: str, record: CartridgeRecord | None) -> MediumView:
+        if record is None:
+            return MediumView(barcode, element, "cleaning" if self._stock.pool.cleans(barcode) else "unknown")
+        return MediumView(
+            barcode,
+            element,
+            record.state,
+            record.pool,
+            record.label,
+            record.used_bytes,
+            record.tape_files,
+            record.images,
+            record.note,
+            record.mounts,
+            record.errors,
+            record.alerts,
+            record.written,
+        )
 
     def view(self, barcode: str) -> MediumView:
         """Raises:
@@ -91,6 +131,8 @@ class Media:
     def show(self, barcode: str) -> CartridgeView:
         """Mounts a cartridge and tells what its medium says."""
         view = self.view(barcode)
+        if self._stock.pool.cleans(barcode):
+            return CartridgeView(view, None, problem="it is a cleaning cartridge")
         with self._bays.reading(barcode, self._cancel) as bay:
             try:
                 cartridge = Cartridge(bay.drive, barcode)
@@ -107,7 +149,8 @@ class Media:
         Raises:
             WrongCartridge: it is not blank, or the catalog knows images on it. Nothing was written.
         """
-        record = self._stock.record_of(barcode)
+        self.require_data(barcode)
+        record = self._stock.watch.record_of(barcode)
         if record is not None and record.tape_files:
             raise WrongCartridge(
                 f"{barcode} is labelled for pool {record.pool} already",
@@ -126,40 +169,82 @@ class Media:
             self._stock.label(cartridge, pool)
         return self.view(barcode)
 
+    def require_data(self, barcode: str) -> None:
+        """Raises:
+        WrongCartridge: it is a cleaning cartridge.
+        """
+        if self._stock.pool.cleans(barcode):
+            raise WrongCartridge(
+                f"{barcode} is a cleaning cartridge", subject=barcode, hint="nothing is ever written to one"
+            )
+
     def scan(self) -> Iterator[Found]:
         """Every whole copy of the pool, from the media alone, cartridge by cartridge; spanned ones when all
         parts were met."""
+        self.forget()
         met: set[tuple[str, int, int, str]] = set()
         waiting: list[tuple[Trailer, bytes]] = []
-        barcodes = [
-            e.barcode for e in self._bays.inventory() if e.barcode and self._stock.pool.holds(e.barcode)
-        ]
-        for barcode in barcodes:
-            for trailer, members in self._trailers(barcode):
+        for barcode in self._barcodes():
+            for trailer, meta in self._walk(barcode).trailers:
                 met.add((trailer.image, trailer.epoch, trailer.part, trailer.this.label))
                 if trailer.location is not None and trailer.kind == "image":
-                    waiting.append((trailer, members.get("meta.json", b"")))
+                    waiting.append((trailer, meta))
             ready = [item for item in waiting if _parts(item[0]) <= met]
             waiting = [item for item in waiting if item not in ready]
             for trailer, meta in ready:
                 if trailer.location is not None:
                     yield Found(trailer.image, trailer.epoch, trailer.location.as_json(), meta)
 
-    def _trailers(self, barcode: str) -> list[tuple[Trailer, dict[str, bytes]]]:
+    def catalogs(self) -> dict[str, Trailer]:
+        """The final trailer of every copy of the catalog by its name, from the media alone."""
+        return {
+            trailer.image: trailer
+            for barcode in self._barcodes()
+            for trailer, _ in self._walk(barcode).trailers
+            if trailer.kind == "catalog" and trailer.final
+        }
+
+    def cartridges(self) -> list[CartridgeRecord]:
+        """What the media alone say of the pool's cartridges that bear one of our labels.
+
+        Whether one is full is not written on it: it is found when it is appended to.
+        """
+        return [
+            _record(walked.label, walked.trailers, self._stock.destination, self._clock.now())
+            for barcode in self._barcodes()
+            if (walked := self._walk(barcode)).label is not None
+        ]
+
+    def forget(self) -> None:
+        """Reads the media anew when next asked."""
+        self._walked.clear()
+
+    def _barcodes(self) -> list[str]:
+        return [e.barcode for e in self._bays.inventory() if e.barcode and self._stock.pool.holds(e.barcode)]
+
+    def _walk(self, barcode: str) -> _Walked:
+        """The cartridge's label and every whole trailer on it; empty when it is none of this pool's.
+
+        It is walked once, until something is written. What cannot be read ends the walk: the rest of the library
+        may be all the better.
+        """
+        if barcode in self._walked:
+            return self._walked[barcode]
+        label, trailers = None, []
         with self._bays.reading(barcode, self._cancel) as bay:
             try:
                 cartridge = Cartridge(bay.drive, barcode)
-                if cartridge.label is None or cartridge.label.pool != self._stock.pool.name:
-                    return []
-                return [
-                    (trailer, {name: data for name, data in members.items() if name == "meta.json"})
-                    for _, trailer, members, _ in cartridge.walk()
-                    if trailer is not None
-                ]
-            except WrongCartridge:
-                return []
+                if cartridge.label is not None and cartridge.label.pool == self._stock.pool.name:
+                    label = cartridge.label
+                    for _, trailer, members, _ in cartridge.walk():
+                        if trailer is not None:
+                            trailers.append((trailer, members.get("meta.json", b"")))
+            except (WrongCartridge, MediumDamaged) as error:
+                _log.warning("%s is read no further: %s", barcode, error)
             finally:
                 bay.forget()
+        self._walked[barcode] = _Walked(label, tuple(trailers))
+        return self._walked[barcode]
 
     def check(self) -> list[Finding]:
         """Whether the pool can take a night's images, and what in the library is not ours."""
@@ -167,7 +252,7 @@ class Media:
         views = self.inventory()
         pool = self._stock.pool
         here = [v for v in views if v.element and pool.holds(v.barcode)]
-        records: dict[str, CartridgeRecord] = self._stock.records()
+        records: dict[str, CartridgeRecord] = self._stock.watch.records()
         if not pool.in_order((v.barcode for v in here), records):
             findings.append(
                 Finding(
@@ -190,25 +275,30 @@ class Media:
         return findings
 
 
+def _record(
+    label: Label, trailers: tuple[tuple[Trailer, bytes], ...], destination: str, now: datetime
+) -> CartridgeRecord:
+    last = trailers[-1][0] if trailers else None
+    images = dict.fromkeys(trailer.image for trailer, _ in trailers if trailer.kind == "image")
+    return CartridgeRecord(
+        barcode=label.barcode,
+        destination=destination,
+        pool=label.pool,
+        # An image that goes on elsewhere went on because this one was full.
+        state="appendable" if last is None or last.final else "full",
+        label=label.label,
+        used_bytes=sum(trailer.this.bytes for trailer, _ in trailers),
+        tape_files=last.this.trailer + 1 if last is not None else 1,
+        last_trailer=last.this.trailer if last is not None else 0,
+        images=tuple(images),
+        at=now,
+        note="as its medium says",
+    )
+
+
 def _parts(trailer: Trailer) -> set[tuple[str, int, int, str]]:
     parts = trailer.location.parts if trailer.location is not None else ()
     return {(trailer.image, trailer.epoch, number, part.label) for number, part in enumerate(parts, 1)}
-
-
-def _view(barcode: str, element: str, record: CartridgeRecord | None) -> MediumView:
-    if record is None:
-        return MediumView(barcode, element, "unknown")
-    return MediumView(
-        barcode,
-        element,
-        record.state,
-        record.pool,
-        record.label,
-        record.used_bytes,
-        record.tape_files,
-        record.images,
-        record.note,
-    )
 
 
 def _files(cartridge: Cartridge) -> list[TapeFileView]:

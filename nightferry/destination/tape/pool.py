@@ -19,24 +19,34 @@ def is_being_written(record: CartridgeRecord) -> bool:
     return record.note.startswith(WRITING)
 
 
+def settled(note: str) -> str:
+    """The note of a cartridge that is not being written any more."""
+    return note.removeprefix(WRITING).removeprefix("; ")
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Cartridges for one use.
 
     ``barcodes`` are shell patterns; ``autolabel`` ``blank``: truly blank cartridges that match are labelled
     when needed, ``never``: only those that `media label` labelled are written. ``wait_for_media_s``: how
-    long a full pool is waited for.
+    long a full pool, or a cartridge that is elsewhere, is waited for. ``cleaning``: patterns of cleaning
+    cartridges, which are never written.
     """
 
     name: str
     barcodes: tuple[str, ...] = ("*",)
     autolabel: Literal["blank", "never"] = "blank"
     wait_for_media_s: float = 8 * 3600.0
+    cleaning: tuple[str, ...] = ("CLN*",)
 
     def holds(self, barcode: str) -> bool:
-        return barcode != UNREADABLE and any(
-            fnmatch.fnmatchcase(barcode, pattern) for pattern in self.barcodes
-        )
+        known = barcode != UNREADABLE and not self.cleans(barcode)
+        return known and _matches(barcode, self.barcodes)
+
+    def cleans(self, barcode: str) -> bool:
+        """Whether it is a cleaning cartridge."""
+        return _matches(barcode, self.cleaning)
 
     def in_order(self, barcodes: Iterable[str], records: Mapping[str, CartridgeRecord]) -> list[str]:
         """The cartridges that may be written, best first: the fullest appendable one, then blank, then
@@ -54,3 +64,7 @@ class Pool:
             elif record.state == "expired":
                 ranked.append((2, 0, barcode))
         return [barcode for _, _, barcode in sorted(ranked)]
+
+
+def _matches(barcode: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(barcode, pattern) for pattern in patterns)

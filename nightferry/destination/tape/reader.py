@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from nightferry.destination.tape.bays import Bay, Bays
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, Mark
 from nightferry.destination.tape.layout import Location, Part
-from nightferry.errors import IntegrityError, MediumDamaged, WrongCartridge
+from nightferry.destination.tape.watch import Watch
+from nightferry.errors import DestinationError, IntegrityError, MediumDamaged, WrongCartridge
 from nightferry.progress import Cancel
 
 
@@ -37,14 +38,29 @@ class TapeReader:
     """See ``ByteReader``. Parts of a spanned copy are mounted in turn, in the one bay.
 
     Record *n* of the image is its chunk *n*; the newest record is kept, so that small reads in order cost
-    one record.
+    one record. A drive that fails is set aside, and the record is read in another.
+
+    Args:
+        bay: A leased bay with the first part's cartridge.
+        drive: Gives that bay back and leases another for a cartridge.
+        watch: Is told of cartridges that cannot be read.
     """
 
-    def __init__(self, bays: Bays, bay: Bay, location: Location, cancel: Cancel) -> None:
+    def __init__(
+        self,
+        bays: Bays,
+        bay: Bay,
+        location: Location,
+        cancel: Cancel,
+        drive: Callable[[str], Bay],
+        watch: Watch,
+    ) -> None:
         self._bays = bays
         self._bay = bay
         self._location = location
         self._cancel = cancel
+        self._drive = drive
+        self._watch = watch
         self._kept = (-1, b"")
 
     @property
@@ -71,14 +87,30 @@ class TapeReader:
             return self._kept[1]
         part = next(p for p in self._location.parts if p.first_record <= number < p.first_record + p.records)
         self._cancel.check()
+        while True:
+            try:
+                data = self._read(part, number - part.first_record)
+            except DestinationError as error:
+                if not self._bay.drive.raised(error) or isinstance(error, MediumDamaged):
+                    self._watch.failed(part.barcode, error, spoiled=False)
+                    self._forget(error)
+                    raise
+                self._bays.set_aside(self._bay, error)
+                self._watch.say(f"{self._bay.name} failed and is set aside: {error}")
+                self._bay = self._drive(part.barcode)
+            except BaseException as error:
+                self._forget(error)
+                raise
+            else:
+                self._kept = (number, data)
+                return data
+
+    def _forget(self, error: BaseException) -> None:
+        """Where the tape stands after an error is not to be relied on."""
         try:
-            data = self._read(part, number - part.first_record)
-        except BaseException:
-            # Where the tape stands after an error is not to be relied on.
             self._bay.forget()
-            raise
-        self._kept = (number, data)
-        return data
+        except DestinationError as second:
+            error.add_note(f"{self._bay.name} could not be unloaded after it: {second}")
 
     def _read(self, part: Part, record: int) -> bytes:
         cartridge = mounted(self._bays, self._bay, part.barcode, part.label, self._cancel)

@@ -87,8 +87,9 @@ class Device:
         data_out: bytes | memoryview | None = None,
         data_in_len: int = 0,
         timeout_s: float = QUICK_S,
-    ) -> tuple[Sense | None, bytes | memoryview]:
-        """Sends a command; returns the sense that is no error by itself (no sense, recovered, blank check).
+    ) -> tuple[Sense | None, bytes | memoryview, int]:
+        """Sends a command; returns the sense that is no error by itself (no sense, recovered, blank check), the
+        data, and how much of it arrived.
 
         Raises:
             NightferryError: what every other sense and status means; see ``meaning``.
@@ -99,7 +100,7 @@ class Device:
                 command, data_out=data_out, data_in_len=data_in_len, timeout_s=timeout_s
             )
             if answer.status not in (BUSY, TASK_SET_FULL) or self._clock.monotonic() > deadline:
-                return self._sense(command, answer), answer.data
+                return self._sense(command, answer), answer.data, answer.arrived
             # It was not taken (SAM-5 §5.3.1): sending it again is no repetition.
             self._clock.sleep(_BUSY_PAUSE_S)
 

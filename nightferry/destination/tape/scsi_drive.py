@@ -105,7 +105,6 @@ class ScsiDrive:
         try:
             self.rewind()
             self._learn()
-            self._device.run(cdb.prevent_removal(True))
         except BaseException:
             self._is_loaded = False
             raise
@@ -182,7 +181,7 @@ class ScsiDrive:
 
     def _ask_position(self) -> cdb.TapePosition | None:
         try:
-            _, data = self._device.run(cdb.read_position(), data_in_len=cdb.READ_POSITION_LENGTH)
+            _, data, _ = self._device.run(cdb.read_position(), data_in_len=cdb.READ_POSITION_LENGTH)
         except Refused:
             return None
         return cdb.parse_position(bytes(data))
@@ -192,7 +191,6 @@ class ScsiDrive:
         device = self._device
         if device.not_ready() is not None:
             return
-        device.patiently(cdb.prevent_removal(False))
         device.patiently(cdb.load_unload(load=False), timeout_s=_UNLOAD_S)
         if device.not_ready() is None:
             device.patiently(cdb.load_unload(load=False, eject=True), timeout_s=_UNLOAD_S)
@@ -231,7 +229,7 @@ class ScsiDrive:
     def _locate_file(self, number: int) -> bool:
         """LOCATE to the beginning of a tape file; False: the drive cannot, nothing was moved."""
         try:
-            sense, _ = self._moving(cdb.locate_file(number), _MOVE_S)
+            sense, _, _ = self._moving(cdb.locate_file(number), _MOVE_S)
         except Refused as refused:
             if not refused.is_unsupported:
                 raise
@@ -254,7 +252,7 @@ class ScsiDrive:
         """Passes records that are there; that they are not is noticed where the drive can notice it."""
         while count:
             step = min(count, cdb.MOST_SPACED)
-            sense, _ = self._moving(cdb.space(Over.BLOCKS, step), _MOVE_S)
+            sense, _, _ = self._moving(cdb.space(Over.BLOCKS, step), _MOVE_S)
             if sense is not None:
                 self._is_lost = True
                 raise self._ends_before(f"record {target.record} of tape file {target.file}")
@@ -281,7 +279,7 @@ class ScsiDrive:
         if not count:
             return 0
         start = self._file
-        sense, _ = self._moving(cdb.space(Over.FILEMARKS, count), _MOVE_S)
+        sense, _, _ = self._moving(cdb.space(Over.FILEMARKS, count), _MOVE_S)
         if sense is None:
             self._file, self._record = start + count, 0
             self._verify_file()
@@ -309,7 +307,7 @@ class ScsiDrive:
         before, passed = self._record, 0
         while passed < count:
             step = min(count - passed, cdb.MOST_SPACED)
-            sense, _ = self._moving(cdb.space(Over.BLOCKS, step), _MOVE_S)
+            sense, _, _ = self._moving(cdb.space(Over.BLOCKS, step), _MOVE_S)
             if sense is None:
                 passed += step
                 continue
@@ -348,32 +346,44 @@ class ScsiDrive:
         self._require_position()
         limit = min(limit, self._longest)
         ask = min(max(self._usual, RECORD_BYTES), limit)
-        sense, data = self._moving(cdb.read_block(ask), _READ_S, data_in_len=ask)
+        sense, data, arrived = self._moving(cdb.read_block(ask), _READ_S, data_in_len=ask)
         if sense is not None and sense.filemark:
             self._file, self._record = self._file + 1, 0
             return Mark.FILEMARK
         if sense is not None and (sense.key == BLANK_CHECK or sense.code == _END_OF_DATA):
             return Mark.END_OF_DATA
-        self._passed_one()
         size = self._block_size(sense, ask)
-        if size <= ask:
-            return bytes(data[:size])
+        self._passed_one()
         if size > limit:
             raise MediumDamaged(
                 f"{self._where(-1)} has {size} bytes, more than the {limit} asked for",
                 subject=self._device.name,
             )
-        self._usual = size
+        if size <= arrived:
+            return bytes(data[:size])
+        # Longer than was asked for; or shorter, and the target sent less of it than it says.
+        return self._read_again(size)
+
+    def _read_again(self, size: int) -> bytes:
+        self._usual = max(self._usual, size)
         self._step_back()
         self._record = None if self._record is None else self._record - 1
-        return self.read_record(limit)
+        sense, data, arrived = self._moving(cdb.read_block(size), _READ_S, data_in_len=size)
+        self._passed_one()
+        if sense is not None or arrived != size:
+            self._is_lost = True
+            raise PositionLost(
+                f"{self._where(-1)} was to have {size} bytes, {arrived} came: {sense or 'no sense'}",
+                subject=self._device.name,
+            )
+        return bytes(data)
 
     def _block_size(self, sense: Sense | None, asked: int) -> int:
         if sense is None or not sense.wrong_length:
             return asked
         if sense.information is None:
             raise MediumDamaged(
-                f"{self._where(-1)}: the drive does not say how long it is", subject=self._device.name
+                f"{self._where(0)}: the drive does not say how long it is", subject=self._device.name
             )
         return asked - sense.information
 
@@ -387,14 +397,14 @@ class ScsiDrive:
                 f"{self._device.name} takes blocks of at most {self._longest} bytes, not {size}",
                 subject=self._device.name,
             )
-        sense, _ = self._moving(cdb.write_block(size), _WRITE_S, data_out=data)
+        sense, _, _ = self._moving(cdb.write_block(size), _WRITE_S, data_out=data)
         early = self._early(sense)
         self._passed_one()
         return early
 
     def write_filemarks(self, count: int, *, immediate: bool = False) -> bool:
         self._require_position()
-        sense, _ = self._moving(cdb.write_filemarks(count, immediate=immediate and count > 0), _WRITE_S)
+        sense, _, _ = self._moving(cdb.write_filemarks(count, immediate=immediate and count > 0), _WRITE_S)
         early = self._early(sense)
         if count:
             self._file, self._record = self._file + count, 0
@@ -449,7 +459,7 @@ class ScsiDrive:
         *,
         data_out: bytes | memoryview | None = None,
         data_in_len: int = 0,
-    ) -> tuple[Sense | None, bytes | memoryview]:
+    ) -> tuple[Sense | None, bytes | memoryview, int]:
         """A command that moves the tape: whatever goes wrong, where it stands is not known afterwards."""
         try:
             return self._device.run(command, data_out=data_out, data_in_len=data_in_len, timeout_s=timeout_s)

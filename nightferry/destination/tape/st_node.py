@@ -13,8 +13,8 @@ from typing import Protocol
 
 MTIOCTOP = 0x40086D01
 MTIOCGET = 0x80306D02
-_MTOP = struct.Struct("=hxxi")
-_MTGET = struct.Struct("=lllllii")
+_MTOP = struct.Struct("@hi")
+_MTGET = struct.Struct("@lllllii")
 TAPE_MAJOR = 9
 """The character devices of ``st`` (Linux ``admin-guide/devices.txt``); minor bit 7: no rewind on close."""
 _NO_REWIND = 0x80

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from nightferry.clock import Clock
-from nightferry.destination.base import Register
 from nightferry.destination.tape.bays import Bay, Bays
 from nightferry.destination.tape.cartridge import Audit, Cartridge
 from nightferry.destination.tape.label import new_label
 from nightferry.destination.tape.layout import Trailer
-from nightferry.destination.tape.pool import WRITING, Pool, is_being_written
-from nightferry.errors import MediumDamaged, NoScratch, WrongCartridge
+from nightferry.destination.tape.pool import WRITING, Pool, is_being_written, settled
+from nightferry.destination.tape.watch import Watch
+from nightferry.errors import MediumDamaged, NoScratch, WriteProtected, WrongCartridge
 from nightferry.model.records import CartridgeRecord, CartridgeState
 from nightferry.progress import Cancel, Progress
 from nightferry.units import format_size
@@ -50,50 +50,58 @@ class Stock:
     """One pool's cartridges in one library.
 
     Args:
-        destination: Name under which the catalog keeps the cartridges.
         pool: The pool.
         bays: The drives.
-        register: The catalog.
+        watch: The catalog's records of the cartridges.
         cartridge_bytes: What a cartridge holds, to say how many are missing.
         clock: Time.
+        pages: Text by name that goes onto a cartridge behind its label, so that it explains itself.
     """
 
     def __init__(
-        self, destination: str, pool: Pool, bays: Bays, register: Register, cartridge_bytes: int, clock: Clock
+        self,
+        pool: Pool,
+        bays: Bays,
+        watch: Watch,
+        cartridge_bytes: int,
+        clock: Clock,
+        pages: Mapping[str, bytes],
     ) -> None:
-        self.destination = destination
+        self.destination = watch.destination
         self.pool = pool
-        self.register = register
+        self.watch = watch
+        self.register = watch.register
+        self.pages = pages
         self._bays = bays
         self._cartridge_bytes = cartridge_bytes
         self._clock = clock
         self._lock = threading.Lock()
         self._claims: dict[str, Bay] = {}
+        self._refused: set[str] = set()
+        """Write-protected cartridges: not asked for again before they were out of the library."""
         self.adopted: dict[tuple[str, int], Trailer] = {}
         """Whole copies found on cartridges that the catalog had not heard of: image and epoch → final
         trailer."""
 
-    def records(self) -> dict[str, CartridgeRecord]:
-        return {r.barcode: r for r in self.register.cartridges() if r.destination == self.destination}
+    def ranking(self) -> Callable[[str], int]:
+        """How well a drive with a cartridge in it suits a lane, by the records of this moment: an appendable one
+        of the pool first, then an empty drive."""
+        records = self.watch.records()
 
-    def record_of(self, barcode: str) -> CartridgeRecord | None:
-        record = self.register.cartridge(barcode)
-        return record if record is not None and record.destination == self.destination else None
+        def rank(barcode: str) -> int:
+            if not barcode:
+                return 1
+            record = records.get(barcode)
+            usable = record is not None and record.state == "appendable" and record.pool == self.pool.name
+            return 0 if usable and self.pool.holds(barcode) else 2
 
-    def rank(self, barcode: str) -> int:
-        """How well a drive with this cartridge in it suits a lane: an appendable one of the pool first,
-        then an empty drive."""
-        if not barcode:
-            return 1
-        record = self.record_of(barcode)
-        usable = record is not None and record.state == "appendable" and record.pool == self.pool.name
-        return 0 if usable and self.pool.holds(barcode) else 2
+        return rank
 
     def refresh(self, bay: Bay) -> None:
         """A cartridge that the catalog now says something else of is looked at again before it is
         written."""
         here = bay.cartridge
-        if here is not None and here.record is not None and self.record_of(here.barcode) != here.record:
+        if here is not None and here.record is not None and self.watch.record_of(here.barcode) != here.record:
             bay.cartridge = None
 
     @contextmanager
@@ -167,9 +175,11 @@ class Stock:
             return self._claims.setdefault(barcode, bay) is bay
 
     def _claim_best(self, bay: Bay, taken: set[str]) -> str | None:
-        elements = self._bays.inventory()
+        elements = [e for e in self._bays.inventory() if e.address.kind != "port"]
+        self._refused &= {e.barcode for e in elements}
+        taken = taken | self._refused
         ordered = self.pool.in_order(
-            (e.barcode for e in elements if e.barcode and e.barcode not in taken), self.records()
+            (e.barcode for e in elements if e.barcode and e.barcode not in taken), self.watch.records()
         )
         inside = {e.barcode for e in elements if e.address == bay.address}
         elsewhere = {e.barcode: e.address.number for e in elements if e.address.kind == "drive"}
@@ -184,17 +194,26 @@ class Stock:
     def _prepare(self, bay: Bay, barcode: str, progress: Progress) -> Cartridge | None:
         """The claimed cartridge ready to be appended to; None when it is not to be written, which is then
         recorded."""
-        if not self._bays.bring(bay, barcode):
-            return None
-        record = self.record_of(barcode)
+        record = self.watch.record_of(barcode)
         try:
+            if not self._bays.bring(bay, barcode):
+                return None
+            record = self.watch.record_of(barcode)
             cartridge = Cartridge(bay.drive, barcode)
             self._check(cartridge, record)
+            if bay.drive.is_write_protected():
+                self._refused.add(barcode)
+                progress.say(f"{barcode} is write-protected; it is not written to", self.destination)
+                return None
             if record is None or self._is_scratch(cartridge, record):
                 self.label(cartridge, self.pool.name)
             else:
                 self.audit(cartridge, record)
-        except (WrongCartridge, MediumDamaged) as error:
+        except (WrongCartridge, MediumDamaged, WriteProtected) as error:
+            if bay.drive.raised(error):
+                bay.spoiled.add(barcode)
+                if len(bay.spoiled) > 1:
+                    raise  # one cartridge after the other: it is the drive
             foreign = isinstance(error, WrongCartridge)
             self._set_aside(barcode, record, "foreign" if foreign else "full", str(error))
             progress.say(f"{error}; it is not written to", self.destination)
@@ -221,7 +240,7 @@ class Stock:
             raise WrongCartridge(
                 f"{barcode} has the label {label.label}, which the catalog does not know", subject=barcode
             )
-        if record.label != label.label:
+        if label.label not in (record.label, record.former_label):
             raise WrongCartridge(
                 f"{barcode} has the label {label.label}, the catalog expects {record.label}", subject=barcode
             )
@@ -255,20 +274,35 @@ class Stock:
         live = self.register.live_images(barcode)
         if live:
             raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
+        known = self.watch.record_of(barcode)
+        scratch = known is not None and known.state == "expired"
         label = new_label(barcode, pool, self._clock.now())
-        size = len(label.render())
+        size = len(label.render()) + sum(map(len, self.pages.values()))
         before = CartridgeRecord(
             barcode=barcode,
             destination=self.destination,
             pool=pool,
-            state="blank",
+            # What was scratch stays so until the new label is on it, and until then its old one is right, too.
+            state="expired" if scratch else "blank",
             label=label.label,
+            former_label=cartridge.label.label if scratch and cartridge.label is not None else "",
             at=self._clock.now(),
             note="being labelled",
+            mounts=known.mounts if known else 0,
+            errors=known.errors if known else 0,
         )
         self.register.record(before)
-        cartridge.write_label(label)
-        self.keep(cartridge, before, state="appendable", tape_files=1, used_bytes=size, note="")
+        cartridge.write_label(label, self.pages.values())
+        self.keep(
+            cartridge,
+            before,
+            state="appendable",
+            tape_files=1,
+            used_bytes=size,
+            former_label="",
+            note="",
+            written=True,
+        )
 
     def audit(self, cartridge: Cartridge, record: CartridgeRecord) -> Audit:
         """Proves a labelled cartridge fit to be appended to and records what was found behind its known
@@ -283,8 +317,10 @@ class Stock:
             return found
         note = record.note
         if found.dead:
-            note = f"dead space in tape files {', '.join(map(str, found.dead))}"
-            _log.info("%s: %s", record.barcode, note)
+            dead = f"dead space in tape files {', '.join(map(str, found.dead))}"
+            _log.info("%s: %s", record.barcode, dead)
+            said = [part for part in settled(record.note).split("; ") if part and "dead space" not in part]
+            note = "; ".join([dead, *said])
         self.adopt(found.adopted)
         self.keep(
             cartridge,
@@ -305,10 +341,13 @@ class Stock:
             if trailer.final and trailer.kind == "image":
                 self.adopted[trailer.image, trailer.epoch] = trailer
 
-    def keep(self, cartridge: Cartridge, record: CartridgeRecord, **changes: object) -> None:
-        """Records what is true of a cartridge now."""
-        cartridge.record = record.model_copy(update={**changes, "at": self._clock.now()})
-        self.register.record(cartridge.record)
+    def keep(
+        self, cartridge: Cartridge, record: CartridgeRecord, *, written: bool = False, **changes: object
+    ) -> None:
+        """Records what is true of a cartridge now. ``written``: something has just been written to it."""
+        if written:
+            changes["written"] = self._clock.now()
+        cartridge.record = self.watch.change(record, **changes)
 
     def begin_writing(self, cartridge: Cartridge) -> None:
         """The intent before the first append of a mount: whoever comes after a crash looks at this
@@ -317,14 +356,10 @@ class Stock:
             note = cartridge.entry.note
             self.keep(cartridge, cartridge.entry, note=f"{WRITING}; {note}" if note else WRITING)
 
-    def left(self, cartridge: Cartridge) -> None:
-        """The cartridge leaves its drive in good order: its end is what the catalog says."""
-        if cartridge.record is not None and is_being_written(cartridge.record):
-            self.keep(
-                cartridge,
-                cartridge.record,
-                note=cartridge.record.note.removeprefix(WRITING).removeprefix("; "),
-            )
+    def settle(self, cartridge: Cartridge) -> None:
+        """A cartridge's end is what the catalog says: nobody has to look at it after a crash."""
+        if is_being_written(cartridge.entry):
+            self.keep(cartridge, cartridge.entry, note=settled(cartridge.entry.note))
 
     def _set_aside(
         self, barcode: str, record: CartridgeRecord | None, state: CartridgeState, note: str
@@ -337,9 +372,7 @@ class Stock:
                 state=state,
                 at=self._clock.now(),
             )
-        self.register.record(
-            record.model_copy(update={"state": state, "note": note, "at": self._clock.now()})
-        )
+        self.watch.change(record, state=state, note=note)
 
     def recover(self, bay: Bay, barcode: str, cancel: Cancel) -> bool:
         """Looks at the end of a cartridge that a stopped process was writing; False while another process
@@ -348,19 +381,22 @@ class Stock:
         Raises:
             DestinationError: the drive or changer failed.
         """
-        record = self.record_of(barcode)
+        record = self.watch.record_of(barcode)
         if record is None or not is_being_written(record) or record.state not in ("appendable", "full"):
             return True
-        if not self._bays.bring_or_wait(bay, barcode, cancel):
+        if self._bays.is_stuck(barcode):
             return False
+        found = self._bays.bring_or_wait(bay, barcode, cancel)
+        if found != "brought":
+            return found == "proved"
         try:
             cartridge = Cartridge(bay.drive, barcode)
             self._check(cartridge, record)
             self.audit(cartridge, record)
-        except (WrongCartridge, MediumDamaged) as error:
+        except (WrongCartridge, MediumDamaged, WriteProtected) as error:
             state: CartridgeState = "foreign" if isinstance(error, WrongCartridge) else "full"
             self._set_aside(barcode, record, state, str(error))
             return True
         bay.cartridge = cartridge
-        self.left(cartridge)
+        self.settle(cartridge)
         return True

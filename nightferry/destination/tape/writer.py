@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,6 +12,7 @@ from nightferry.destination.base import Encoding, Outgoing
 from nightferry.destination.tape.bays import Bay
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import RECORD_BYTES, EndOfMedium
+from nightferry.destination.tape.feed import BUFFER_BYTES, Feed, Waits
 from nightferry.destination.tape.layout import (
     CHUNK_DIGEST_BYTES,
     HEAD_BYTES,
@@ -23,9 +25,10 @@ from nightferry.destination.tape.layout import (
 )
 from nightferry.destination.tape.stock import Need, Stock
 from nightferry.errors import ConfigError, IntegrityError, MediumFull
+from nightferry.model.records import Streamed
 from nightferry.progress import Cancel, Progress
 
-_MEMBERS = ("meta.json", "chunks", "index")
+_MEMBERS = ("meta.json", "chunks", "index", "site.toml", "recovery.md")
 
 
 @dataclass(slots=True)
@@ -45,9 +48,14 @@ class ImageWriter:
     progress: Progress
     cancel: Cancel
     wait_s: float
+    buffer_bytes: int = BUFFER_BYTES
+    committing: bool = False
+    """The final trailer has been begun: whether the image is whole can only be told by looking."""
     _parts: list[Part] = field(default_factory=list)
     _written: int = 0
     _chunks: bytes = b""
+    _waits: Waits = field(default_factory=Waits)
+    _seconds: float = 0.0
 
     @property
     def _total(self) -> int:
@@ -79,25 +87,38 @@ class ImageWriter:
                 f"{self.outgoing.image}: a chunk table of {len(self._chunks)} bytes for {self._total} chunks",
                 subject=self.outgoing.image,
             )
-        source = self.outgoing.chunks()
         wanted = ""
         while True:
-            cartridge = self.stock.writable(self.bay, self._need(), wanted)
-            self.stock.begin_writing(cartridge)
             before = self._written
-            try:
-                wanted = self._part(cartridge, source)
-            except EndOfMedium as error:
-                # Without early warning no trailer fits: what this cartridge holds of the image is dead space.
-                self.stock.keep(
-                    cartridge, cartridge.entry, state="full", note=f"ended without early warning: {error}"
-                )
-                self.bay.forget()
-                self._written, wanted = before, ""
-                source = self.outgoing.chunks(before)
-                continue
-            if not wanted:
-                return Location(parts=tuple(self._parts))
+            with Feed(self.outgoing.chunks(before), self.buffer_bytes, self._waits, self.cancel) as feed:
+                source = iter(feed)
+                while True:
+                    cartridge = self.stock.writable(self.bay, self._need(), wanted)
+                    self.stock.begin_writing(cartridge)
+                    before = self._written
+                    try:
+                        wanted = self._part(cartridge, source)
+                    except EndOfMedium as error:
+                        # Without early warning no trailer fits: what it holds of the image is dead space.
+                        note = f"ended without early warning: {error}"
+                        self.stock.keep(cartridge, cartridge.entry, state="full", note=note)
+                        self.bay.forget()
+                        self._written, wanted = before, ""
+                        break
+                    if not wanted:
+                        return Location(parts=tuple(self._parts))
+
+    @property
+    def streamed(self) -> Streamed:
+        """How it went through the drive, once it is written."""
+        waits = self._waits
+        return Streamed(
+            size_bytes=self.outgoing.size_bytes,
+            seconds=round(self._seconds, 6),
+            waits=waits.waits,
+            waited_s=round(waits.waited_s, 6),
+            repositions=waits.repositions,
+        )
 
     def _part(self, cartridge: Cartridge, source: Iterator[memoryview]) -> str:
         """Writes what fits on a cartridge and its trailer; returns the barcode to go on with, empty when
@@ -106,8 +127,10 @@ class ImageWriter:
         first, file = self._written, cartridge.entry.tape_files
         most = (drive.reserve_bytes - HEAD_BYTES) // CHUNK_DIGEST_BYTES
         full, size = False, 0
+        began = 0.0
         while not full and self._written < self._total:
             chunk = next(source, None)
+            began = began or time.monotonic()  # only now the ring is filled and the drive starts
             self.cancel.check()
             if chunk is None or len(chunk) != self._chunk_bytes(self._written):
                 raise IntegrityError(
@@ -120,6 +143,7 @@ class ImageWriter:
                 self.outgoing.image, min(self._written * RECORD_BYTES, self.outgoing.size_bytes)
             )
         full |= drive.write_filemarks(1, immediate=True)
+        self._seconds += time.monotonic() - began if began else 0.0
         label = cartridge.label.label if cartridge.label else ""
 
         def part(trailer_file: int) -> Part:
@@ -137,10 +161,14 @@ class ImageWriter:
             this = part(file + 1)
             final = self._trailer(cartridge, this, Location(parts=(*self._parts, this)), "")
             if not full or len(final) <= drive.reserve_bytes:
+                self.committing = True
+                since = time.monotonic()
                 met = self._write_trailer(cartridge, final, full)
+                self._seconds += time.monotonic() - since
                 if met != "given up":
                     self._done(cartridge, this, size + len(final), full=full or met == "full")
                     return ""
+                self.committing = False
                 drive.write_filemarks(1, immediate=True)
             if first == self._written and cartridge.entry.tape_files == 1:
                 raise MediumFull(
@@ -213,20 +241,29 @@ class ImageWriter:
             last_trailer=this.trailer,
             used_bytes=before.used_bytes + size_bytes,
             images=before.images + mine,
+            written=True,
         )
 
 
 class Bytes:
     """Plain bytes as an ``Outgoing``: a copy of the catalog on its way to tape."""
 
-    def __init__(self, name: str, data: bytes, digest: str, table: Callable[[memoryview], bytes]) -> None:
+    def __init__(
+        self,
+        name: str,
+        data: bytes,
+        digest: str,
+        table: Callable[[memoryview], bytes],
+        pages: Mapping[str, bytes],
+    ) -> None:
         self.image = name
         self.size_bytes = len(data)
         self.digest = digest
         self.encoding: Encoding = ""
         self._data = memoryview(data)
         pieces = range(0, len(data), RECORD_BYTES)
-        self.side_files = {"chunks": b"".join(table(self._data[at : at + RECORD_BYTES]) for at in pieces)}
+        chunks = b"".join(table(self._data[at : at + RECORD_BYTES]) for at in pieces)
+        self.side_files = {"chunks": chunks, **pages}
 
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
         for at in range(first_chunk * RECORD_BYTES, self.size_bytes, RECORD_BYTES):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nightferry.catalog import events as events_module
-from nightferry.catalog.events import EventLog
+from nightferry.catalog.events import MOST_LOOSE, EventLog
+from nightferry.catalog.folder import FolderStorage
 from nightferry.errors import BusyError, CatalogError
 
 AT = datetime(2026, 3, 8, 2, 0, 0, 123456, tzinfo=UTC)
@@ -118,11 +118,46 @@ def test_compaction_moves_all_events_into_one_segment(tmp_path: Path) -> None:
     add(here, 2, start=3)
     assert here.compact()
     assert here.compact()
+    assert names(tmp_path / "segments") == ["000000000001-000000000005.parquet"]
+    add(here, 1, start=5)
+    here.compact()
     assert names(tmp_path / "segments") == [
-        "000000000001-000000000003.parquet",
-        "000000000004-000000000005.parquet",
+        "000000000001-000000000005.parquet",
+        "000000000006-000000000006.parquet",
     ]
-    assert [row.sequence for row in log(tmp_path).rows()] == [1, 2, 3, 4, 5]
+    assert [row.sequence for row in log(tmp_path).rows()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_segments_and_loose_events_stay_few_however_many_events_there_are(tmp_path: Path) -> None:
+    here = log(tmp_path)
+    (tmp_path / "segments").mkdir()
+    for i in range(40):
+        add(here, 20, start=20 * i)
+        assert len(names(tmp_path / "events")) <= MOST_LOOSE
+        assert len(names(tmp_path / "segments")) <= 5
+    assert [row.sequence for row in log(tmp_path).rows()] == list(range(1, 801))
+
+
+def test_a_reader_whose_segment_went_into_a_larger_one_reads_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = log(tmp_path)
+    add(here, 3)
+    here.compact()
+    real = FolderStorage.read
+    met: list[str] = []
+
+    def read_late(storage: FolderStorage, path: str) -> bytes | None:
+        if path.startswith("segments/") and not met:
+            met.append(path)
+            add(here, 3, start=3)
+            here.compact()
+        return real(storage, path)
+
+    monkeypatch.setattr(FolderStorage, "read", read_late)
+    assert [row.sequence for row in log(tmp_path).rows()] == [1, 2, 3, 4, 5, 6]
+    assert met == ["segments/000000000001-000000000003.parquet"]
+    assert names(tmp_path / "segments") == ["000000000001-000000000006.parquet"]
 
 
 def test_another_parquet_reader_reads_the_segments(tmp_path: Path) -> None:
@@ -173,22 +208,22 @@ def test_a_writer_that_slept_through_a_compaction_loses_nothing(
     # Between the sleeper's look and its link, others write the number it wants and compact it away.
     sleeper, other = log(tmp_path), log(tmp_path)
     add(other, 1)
-    real = events_module.publish
+    real = FolderStorage.create
     woken: list[int] = []
 
-    def publish_late(path: Path, data: bytes) -> bool:
+    def create_late(storage: FolderStorage, path: str, data: bytes) -> bool:
         if not woken:
             woken.append(1)
-            monkeypatch.setattr(events_module, "publish", real)
+            monkeypatch.setattr(FolderStorage, "create", real)
             add(other, 2, start=1)
             other.compact()
-            done = real(path, data)
+            done = real(storage, path, data)
             assert done, "the number must look free for this test to mean anything"
             assert [row.subject for row in log(tmp_path).rows()] == ["r0", "r1", "r2"]
             return done
-        return real(path, data)
+        return real(storage, path, data)
 
-    monkeypatch.setattr(events_module, "publish", publish_late)
+    monkeypatch.setattr(FolderStorage, "create", create_late)
     event = sleeper.append("run", "late", "result", {})
     assert event.sequence == 4
     assert [row.subject for row in log(tmp_path).rows()] == ["r0", "r1", "r2", "late"]
@@ -199,15 +234,15 @@ def test_an_event_that_is_compacted_before_its_writer_looked_is_not_written_twic
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = log(tmp_path), log(tmp_path)
-    real = events_module.publish
+    real = FolderStorage.create
 
-    def publish_then_compact(path: Path, data: bytes) -> bool:
-        monkeypatch.setattr(events_module, "publish", real)
-        done = real(path, data)
+    def create_then_compact(storage: FolderStorage, path: str, data: bytes) -> bool:
+        monkeypatch.setattr(FolderStorage, "create", real)
+        done = real(storage, path, data)
         other.compact()
         return done
 
-    monkeypatch.setattr(events_module, "publish", publish_then_compact)
+    monkeypatch.setattr(FolderStorage, "create", create_then_compact)
     assert one.append("run", "r", "result", {}).sequence == 1
     assert len(log(tmp_path).rows()) == 1
 
@@ -329,7 +364,7 @@ def test_a_number_that_stays_taken_and_unseen_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = log(tmp_path)
-    monkeypatch.setattr(events_module, "publish", lambda *_: False)
+    monkeypatch.setattr(FolderStorage, "create", lambda *_: False)
     with pytest.raises(CatalogError, match="does not show it"):
         here.append("run", "r", "result", {})
 
@@ -366,7 +401,8 @@ def test_two_compactors_at_once_leave_every_event_once(tmp_path: Path) -> None:
 PRELUDE = """
 import os, signal, sys
 from pathlib import Path
-from nightferry.catalog.events import EventLog
+from nightferry.catalog.events import MOST_LOOSE, EventLog
+from nightferry.catalog.folder import FolderStorage
 from nightferry.errors import BusyError
 folder = Path(sys.argv[1])
 """
@@ -396,7 +432,7 @@ def test_two_processes_write_400_events_while_others_compact_and_read(tmp_path: 
     compactor = """
         log = EventLog(folder)
         while not (folder / "stop").exists():
-            if log.loose() >= 25:
+            if len(os.listdir(folder / "events")) >= 25:
                 log.compact()
     """
     (tmp_path / "events").mkdir(mode=0o700)

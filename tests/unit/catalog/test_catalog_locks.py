@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.catalog.locks import RunLock, clear_drain, drain_requested, request_drain
+from nightferry.catalog.folder import FolderStorage
+from nightferry.catalog.locks import FolderLock, clear_drain, drain_requested, request_drain
 from nightferry.errors import BusyError, CatalogError
 
 ROOT = Path(__file__).parents[3]
@@ -16,8 +17,8 @@ AT = datetime(2026, 3, 8, 2, 0, tzinfo=UTC)
 HOLDER = """
 import sys
 from pathlib import Path
-from nightferry.catalog.locks import RunLock
-lock = RunLock(Path(sys.argv[1]), "TEX-BACK-1", node="TEX-ACTV-1").acquire("20260307-TEX-BACK-1", "20260307")
+from nightferry.catalog.locks import FolderLock
+lock = FolderLock(Path(sys.argv[1]), "TEX-BACK-1", node="TEX-ACTV-1").acquire("20260307-TEX-BACK-1", "20260307")
 print("held", flush=True)
 sys.stdin.readline()
 """
@@ -37,8 +38,8 @@ class StoppedClock:
         self.waited += seconds
 
 
-def lock(folder: Path, back_group: str = "TEX-BACK-1") -> RunLock:
-    return RunLock(folder, back_group, node="TEX-PASS-1", clock=StoppedClock())
+def lock(folder: Path, back_group: str = "TEX-BACK-1") -> FolderLock:
+    return FolderLock(folder, back_group, node="TEX-PASS-1", clock=StoppedClock())
 
 
 def test_a_second_process_is_told_who_holds_the_lock_until_it_dies(tmp_path: Path) -> None:
@@ -107,9 +108,9 @@ def test_a_note_that_a_crash_cut_off_does_not_hide_the_lock(tmp_path: Path) -> N
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     for name in ("../x", "", ".hidden", "a/b"):
         with pytest.raises(CatalogError, match="not a name"):
-            RunLock(tmp_path, name)
+            FolderLock(tmp_path, name)
         with pytest.raises(CatalogError, match="not a name"):
-            request_drain(tmp_path, name, "me")
+            request_drain(FolderStorage(tmp_path), name, "me", AT)
 
 
 def test_a_catalog_folder_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -118,20 +119,23 @@ def test_a_catalog_folder_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_drain_counts_for_the_run_that_was_there_when_it_was_asked_for(tmp_path: Path) -> None:
-    assert drain_requested(tmp_path, "A", AT) is None
-    clear_drain(tmp_path, "A")
-    request_drain(tmp_path, "A", "20260309-A on TEX-ACTV-1", clock=StoppedClock())
-    request = drain_requested(tmp_path, "A", AT - timedelta(hours=1))
+    place = FolderStorage(tmp_path)
+    assert drain_requested(place, "A", AT) is None
+    clear_drain(place, "A")
+    request_drain(place, "A", "20260309-A on TEX-ACTV-1", AT)
+    request = drain_requested(place, "A", AT)
     assert request is not None
-    assert (request.by, request.at) == ("20260309-A on TEX-ACTV-1", AT)
-    assert drain_requested(tmp_path, "A", AT + timedelta(seconds=1)) is None
-    assert drain_requested(tmp_path, "B", AT) is None
-    clear_drain(tmp_path, "A")
-    assert drain_requested(tmp_path, "A", AT) is None
+    assert request.by == "20260309-A on TEX-ACTV-1"
+    for another_run in (AT - timedelta(seconds=1), AT + timedelta(seconds=1)):
+        assert drain_requested(place, "A", another_run) is None
+    assert drain_requested(place, "B", AT) is None
+    clear_drain(place, "A")
+    assert drain_requested(place, "A", AT) is None
 
 
 def test_a_garbled_drain_request_is_an_error(tmp_path: Path) -> None:
-    request_drain(tmp_path, "A", "me", clock=StoppedClock())
+    place = FolderStorage(tmp_path)
+    request_drain(place, "A", "me", AT)
     (tmp_path / "locks" / "A.drain").write_bytes(b"{")
     with pytest.raises(CatalogError, match="garbled"):
-        drain_requested(tmp_path, "A", AT)
+        drain_requested(place, "A", AT)

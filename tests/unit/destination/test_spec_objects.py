@@ -16,7 +16,7 @@ from nightferry.destination.drivers import open_driver
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
-from nightferry.errors import ConfigError, DestinationError, MediumDamaged, Unavailable
+from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
 
 MIB = 1 << 20
 
@@ -160,6 +160,12 @@ def test_a_librarys_words_are_told_without_our_secret_and_without_its_traceback(
     assert "RuntimeError: login as ‹redacted› refused at https://…@host/" in caught.value.message
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_a_full_place_is_known_by_the_words_of_its_driver() -> None:
+    HurtFileSystem.words = "OSError: [Errno 28] No space left on device: '/x'"
+    with pytest.raises(MediumFull):
+        objects().names("images")
 
 
 def test_an_option_that_a_driver_does_not_take_is_a_mistake_in_the_site_file(

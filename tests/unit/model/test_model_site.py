@@ -265,11 +265,47 @@ def test_a_command_cluster_says_what_is_run_and_how_it_is_read(keys, said):
         parse_site(text).require_delivered()
 
 
-def test_a_catalog_in_an_object_store_is_a_later_release():
-    site = parse_site(SMALL.replace("/srv/nightferry/catalog", "s3://bucket/catalog"))
-    assert site.undelivered() == ("site.catalog: a catalog in an object store",)
-    with pytest.raises(NotInThisRelease):
-        _ = site.catalog_path
+IN_A_BUCKET = SMALL.replace('"/srv/nightferry/catalog"', '"s3://bucket/catalog"').replace(
+    "[cluster]\n", '[cluster]\nstate_path = "/var/lib/nightferry/cluster.json"\n'
+)
+REACHED = """
+[site.catalog_s3]
+endpoint = "https://s3.example.org"
+region = "eu-central-1"
+access_key = "env:NF_KEY"
+secret_key = "file:/etc/nightferry/secret"
+"""
+
+
+def test_a_catalog_may_lie_in_a_bucket():
+    site = parse_site(IN_A_BUCKET)
+    assert site.undelivered() == ()
+    assert site.catalog_path is None
+    assert str(site.cluster_state_path) == "/var/lib/nightferry/cluster.json"
+    bucket = parse_site(IN_A_BUCKET + REACHED).catalog_bucket()
+    assert (bucket.url, bucket.endpoint, bucket.region) == (
+        "s3://bucket/catalog",
+        "https://s3.example.org",
+        "eu-central-1",
+    )
+    assert (bucket.access_key, bucket.secret_key) == ("env:NF_KEY", "file:/etc/nightferry/secret")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SMALL.replace("/srv/nightferry/catalog", "s3://bucket/catalog"), "cluster: .*needs state_path"),
+        (SMALL + REACHED, "site.catalog_s3: is for a catalog in a bucket"),
+        (IN_A_BUCKET + REACHED.replace("access_key", "# "), "given together, or neither"),
+        (IN_A_BUCKET + REACHED.replace("env:NF_KEY", "AKIA123"), "a secret is never written here"),
+        (IN_A_BUCKET + REACHED.replace("region", "regoin"), "region"),
+        (IN_A_BUCKET.replace("s3://", "gs://"), "s3://bucket/prefix"),
+    ],
+)
+def test_what_is_wrong_with_a_catalog_in_a_bucket_is_named(text: str, said: str):
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse_site(text)
+    assert "AKIA" not in str(caught.value)
 
 
 def test_one_back_group_needs_only_the_staging_path():
@@ -320,6 +356,22 @@ def test_foreign_node_names_are_accepted_with_their_role():
     assert [(n.name, n.rank) for n in site.passive_nodes] == [("spare", 0)]
 
 
+def test_retention_is_the_sites_unless_a_destination_has_its_own():
+    text = CONTRACT.replace("keep_last = 3", 'keep_last = 3\nat_most = "30 %"\nexpire_at = "12:30"')
+    own = 'retention = { keep_last = 1 }\nexpire = { profile = "expiry" }\nlock ='
+    site = parse_site(text.replace("lock =", own))
+    assert (site.retention.at_most, site.retention.expire_at) == (0.3, time(12, 30))
+    cloud, tape = site.retention_of("cloud"), site.retention_of("tape")
+    assert (cloud.keep_last, cloud.keep_daily, tape.keep_daily) == (1, 0, 7)
+    assert [r.keeps_one for r in (cloud, tape)] == [True, False]
+    assert [
+        r.keeps_everything for r in (cloud, parse_site(CONTRACT.partition("[retention]")[0]).retention)
+    ] == [
+        False,
+        True,
+    ]
+
+
 def test_names_that_do_not_exist_are_answered_with_those_that_do():
     site = parse_site(CONTRACT)
     for ask, known in (
@@ -361,6 +413,20 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
             'cartridge_bytes = "2 GiB"',
             'cartridge_bytes = "2 gigs"',
             "destinations[tape].library.cartridge_bytes: not a size",
+        ),
+        ("keep_last = 3", 'at_most = "half"', "retention.at_most: not a percentage"),
+        ("keep_last = 3", "at_most = 0", "retention.at_most:"),
+        ("keep_last = 3", "expire_at = 12", "retention.expire_at: not a time of day"),
+        ("keep_last = 3", "keep_lasts = 3", "retention.keep_lasts: unknown key; did you mean 'keep_last'?"),
+        (
+            'lock = { mode = "governance", days = 30 }',
+            'expire = { access_key = "env:A" }',
+            "destinations[cloud].expire: give access_key and secret_key, or a profile",
+        ),
+        (
+            'lock = { mode = "governance", days = 30 }',
+            'expire = { access_key = "AKIA", secret_key = "env:B" }',
+            "destinations[cloud].expire.access_key: a secret is never written here",
         ),
         ("drives = 4", "drives = true", "destinations[tape].library.drives:"),
         ("schema = 1", "schema = 2", "schema: must be 1"),

@@ -1,15 +1,15 @@
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from nightferry.model.records import CopyRecord, CopyState, ImageRecord
 from nightferry.plan.restore_order import (
     FOLDER_SPEED,
     OBJECT_SPEED,
+    OFFSITE_S,
     STAGING,
     TAPE_SPEED,
     Speed,
+    by_cartridge,
     choose_copies,
-    order_reads,
     recalled_last,
 )
 from nightferry.units import GIB, MIB
@@ -79,22 +79,47 @@ def test_a_destination_of_unknown_speed_counts_as_tape() -> None:
     assert names(copy("unheard of"), copy("cloud"), wanted_bytes=1) == ["cloud", "unheard of"]
 
 
-@dataclass(frozen=True)
-class Row:
-    offset: int
-    length: int
+def placed(image: str, destination: str, *parts: tuple[str, int]) -> CopyRecord:
+    location = {"parts": [{"barcode": barcode, "file": file} for barcode, file in parts]}
+    return CopyRecord(
+        image=image,
+        destination=destination,
+        epoch=1,
+        state="verified",
+        run="r",
+        started=AT,
+        location=location,
+    )
 
 
-def test_reads_go_forward_and_near_ranges_become_one() -> None:
-    rows = [Row(5000, 100), Row(0, 100), Row(150, 50), Row(5050, 300), Row(9000, 0)]
-    reads = order_reads(rows, near_bytes=50)
-    assert [(r.offset, r.length) for r in reads] == [(0, 200), (5000, 350), (9000, 0)]
-    assert [row for read in reads for row in read.rows] == sorted(rows, key=lambda r: r.offset)
-    assert [(r.offset, r.length) for r in order_reads([Row(0, 100), Row(151, 1)], near_bytes=50)] == [
-        (0, 100),
-        (151, 1),
+def test_copies_are_read_cartridge_by_cartridge_and_forward() -> None:
+    copies = [
+        placed("a", "tape", ("T2", 5)),
+        placed("b", "tape", ("T1", 3)),
+        placed("c", "folder"),
+        placed("d", "tape", ("T2", 1)),
+        placed("e", "tape", ("T2", 9), ("T3", 1)),
+        placed("f", "other", ("T2", 1)),
     ]
-    assert order_reads([]) == []
+    passes = by_cartridge(copies, lambda each: each)
+    assert [[c.image for c in one] for one in passes] == [["d", "a", "e"], ["b"], ["f"], ["c"]]
+    assert by_cartridge([image()], lambda each: None) == [[image()]]
+
+
+def test_a_cartridge_in_a_vault_comes_after_what_is_at_hand_and_says_so() -> None:
+    here, away = placed("i", "near", ("N1", 1)), placed("i", "tape", ("T1", 1))
+    chosen = choose_copies(image(), [away, here], False, {}, offsite={"tape": {"T1"}, "near": {"N9"}})
+    assert [(c.source, c.offsite) for c in chosen] == [("near", ()), ("tape", ("T1",))]
+    assert chosen[1].expected_s == chosen[0].expected_s + OFFSITE_S
+    assert chosen[1].as_json()["offsite"] == ["T1"]
+
+
+def test_all_of_a_spanned_image_takes_a_mount_for_each_cartridge_and_one_file_takes_one() -> None:
+    spanned = placed("i", "tape", ("T1", 1), ("T2", 1), ("T3", 1))
+    (whole,) = choose_copies(image(), [spanned], False, SPEEDS)
+    (little,) = choose_copies(image(), [spanned], False, SPEEDS, wanted_bytes=MIB)
+    assert whole.expected_s == 3 * 120 + GIB / (300 * MIB)
+    assert little.expected_s == 120 + 1 / 300
 
 
 def test_what_must_be_recalled_comes_after_everything_else_a_suspect_copy_too() -> None:

@@ -1,0 +1,152 @@
+"""A catalog in a folder that all nodes share: names are claimed with hard links, everything is fsynced."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from nightferry.errors import CatalogError
+from nightferry.transfer.durable import DRAFT_PREFIX, FILE_MODE, create_file, replace_file, sync_folder
+
+FOLDER_MODE = 0o700
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+@contextlib.contextmanager
+def catalog_errors(doing: str, path: Path) -> Iterator[None]:
+    """Turns the system's refusals into the catalog's own error, naming what was done to which file.
+
+    Raises:
+        CatalogError: the body raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CatalogError(f"cannot {doing} {path}: {reason}", operation=doing, subject=str(path)) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder below an existing one, for its owner only, durable; one that is there stays as it is."""
+    try:
+        os.mkdir(folder, FOLDER_MODE)
+    except FileExistsError:
+        return
+    sync_folder(folder.parent)
+
+
+class FolderStorage:
+    """See ``Storage``. The folder must have hard links; folders below it are made for their owner only.
+
+    It must show a finished link on one node to the next listing on another (a network file system's attribute
+    cache of a few seconds only delays readers; writers are stopped by the link).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def require(self) -> None:
+        with catalog_errors("open the catalog in", self.path):
+            os.listdir(self.path)
+
+    def names(self, folder: str) -> list[str]:
+        with catalog_errors("read the catalog in", self.path / folder):
+            try:
+                return os.listdir(self.path / folder)
+            except FileNotFoundError:
+                return []
+
+    def read(self, path: str) -> bytes | None:
+        with catalog_errors("read", self.path / path):
+            try:
+                return (self.path / path).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def read_all(self, folder: str, names: Sequence[str]) -> Mapping[str, bytes]:
+        found = {name: self.read(f"{folder}/{name}") for name in names}
+        return {name: data for name, data in found.items() if data is not None}
+
+    def create(self, path: str, data: bytes) -> bool:
+        """See ``Storage.create``.
+
+        Raises:
+            CatalogError: the folder's file system has no hard links; it cannot be written. When only the last
+                step failed (making the name durable) the file may be there all the same, whole.
+        """
+        target = self.path / path
+        with catalog_errors("write", target):
+            make_folder(target.parent)
+            try:
+                create_file(target, data)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise CatalogError(
+                    f"{target.parent} is on a file system without hard links",
+                    hint="put the catalog on a file system with hard links, such as ext4, xfs or NFS",
+                    subject=str(target.parent),
+                ) from error
+        return True
+
+    def replace(self, path: str, data: bytes) -> None:
+        target = self.path / path
+        with catalog_errors("write", target):
+            make_folder(target.parent)
+            replace_file(target, data)
+
+    def remove(self, folder: str, names: Sequence[str]) -> None:
+        place = self.path / folder
+        with catalog_errors("remove what is done with in", place):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(place / name)
+            if names and place.is_dir():
+                sync_folder(place)
+
+    def tidy(self, folder: str, before: float) -> None:
+        place = self.path / folder
+        with catalog_errors("tidy", place):
+            for name in self.names(folder):
+                if name.startswith(DRAFT_PREFIX):
+                    with contextlib.suppress(FileNotFoundError):
+                        if os.stat(place / name).st_mtime < before:
+                            os.unlink(place / name)
+
+    @contextlib.contextmanager
+    def alone(self, work: str) -> Iterator[bool]:
+        path = self.path / f"{work}.lock"
+        with catalog_errors("lock", path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                first = True
+            except BlockingIOError:
+                first = False
+            except BaseException:
+                os.close(fd)
+                raise
+        try:
+            yield first
+        finally:
+            os.close(fd)
+
+    def add_log(self, run: str, image: str, text: str) -> None:
+        """``logs/<run>.log``: one write to a file opened for appending, so that stores that end together do
+        not mix lines."""
+        path = self.path / "logs" / f"{run}.log"
+        with catalog_errors("write", path):
+            make_folder(path.parent)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+            with open(fd, "wb", buffering=0) as log:
+                log.write(text.encode())

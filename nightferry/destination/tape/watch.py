@@ -1,0 +1,152 @@
+"""The catalog's records of cartridges and drives, as one library's destination keeps them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Literal
+
+from nightferry.clock import Clock
+from nightferry.destination.base import Register
+from nightferry.destination.tape.alerts import wants_cleaning
+from nightferry.destination.tape.bays import Departure
+from nightferry.destination.tape.pool import WRITING, is_being_written, settled
+from nightferry.model.records import CartridgeRecord, DriveRecord
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Keeps what happens to cartridges and drives; implements ``bays.Watcher``.
+
+    Args:
+        destination: Name under which the catalog keeps them.
+        register: The catalog.
+        clock: Time.
+        tell: Is told what a reader waits for.
+    """
+
+    def __init__(
+        self, destination: str, register: Register, clock: Clock, tell: Callable[[str], None]
+    ) -> None:
+        self.destination = destination
+        self.register = register
+        self._clock = clock
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._told: dict[int, tuple[str, ...]] = {}
+        """The alerts of each drive that were recorded last."""
+
+    def records(self) -> dict[str, CartridgeRecord]:
+        return {r.barcode: r for r in self.register.cartridges() if r.destination == self.destination}
+
+    def record_of(self, barcode: str) -> CartridgeRecord | None:
+        record = self.register.cartridge(barcode)
+        return record if record is not None and record.destination == self.destination else None
+
+    def now(self) -> datetime:
+        """Aware UTC."""
+        return self._clock.now()
+
+    def change(self, record: CartridgeRecord, **changes: object) -> CartridgeRecord:
+        """Records a cartridge with some fields changed, from now on."""
+        changed = record.model_copy(update={**changes, "at": self._clock.now()})
+        self.register.record(changed)
+        return changed
+
+    def intend(self, barcode: str, note: str) -> None:
+        """Who is about to do what with a cartridge, and why: in the log before it is done; what is true of the
+        cartridge does not change by it."""
+        record = self.record_of(barcode) or CartridgeRecord(
+            barcode=barcode, destination=self.destination, pool="", state="foreign", at=self._clock.now()
+        )
+        self.register.record(
+            record.model_copy(update={"note": note[:500], "at": self._clock.now()}), "intent"
+        )
+
+    def say(self, text: str) -> None:
+        self._tell(text)
+
+    def elsewhere(self, barcode: str) -> str:
+        record = self.record_of(barcode)
+        if record is None:
+            return "the catalog does not know it"
+        return f"{record.state}: {record.note}" if record.note else record.state
+
+    def left(self, departure: Departure) -> None:
+        record = self.record_of(departure.barcode)
+        if record is not None:
+            changes: dict[str, object] = {}
+            in_order = departure.cartridge is not None and departure.cartridge.record is not None
+            if in_order and is_being_written(record):
+                changes["note"] = settled(record.note)
+            if departure.mounted:
+                changes["mounts"] = record.mounts + 1
+            if departure.alerts != record.alerts:
+                changes["alerts"] = departure.alerts
+            if changes:
+                self.change(record, **changes)
+        self.heard(departure.drive, departure.barcode, departure.alerts)
+
+    def heard(self, drive: int, barcode: str, alerts: tuple[str, ...]) -> None:
+        """What a drive says of itself is recorded when it is something new."""
+        with self._lock:
+            if self._told.get(drive, ()) == alerts:
+                return
+            self._told[drive] = alerts
+        state: Literal["wants cleaning", "ready"] = "wants cleaning" if wants_cleaning(alerts) else "ready"
+        self._drive(drive, state, barcode, alerts, "")
+
+    def set_aside(self, drive: int, barcode: str, alerts: tuple[str, ...], why: str) -> None:
+        _log.warning("drive %d of %s is set aside: %s", drive, self.destination, why)
+        self._drive(drive, "set aside", barcode, alerts, why)
+
+    def taken_back(self, drive: int, why: str) -> None:
+        self._drive(drive, "ready", "", (), why)
+
+    def cleaned(self, drive: int, barcode: str, alerts: tuple[str, ...]) -> None:
+        """A cleaning cartridge was in the drive; ``alerts`` are those that stand after it."""
+        with self._lock:
+            self._told[drive] = alerts
+        self._drive(drive, "cleaned", barcode, alerts, "")
+
+    def _drive(
+        self,
+        drive: int,
+        state: Literal["ready", "wants cleaning", "cleaned", "set aside"],
+        barcode: str,
+        alerts: tuple[str, ...],
+        note: str,
+    ) -> None:
+        self.register.record_drive(
+            DriveRecord(
+                destination=self.destination,
+                drive=drive,
+                state=state,
+                alerts=alerts,
+                barcode=barcode,
+                at=self._clock.now(),
+                note=note[:500],
+            )
+        )
+
+    def failed(self, barcode: str, error: Exception, *, spoiled: bool) -> None:
+        """Reading or writing a cartridge failed. ``spoiled``: it is not written to any more."""
+        record = self.record_of(barcode)
+        if record is None:
+            return
+        changes: dict[str, object] = {"errors": record.errors + 1}
+        if spoiled:
+            # Still marked as being written: its end is looked at before it rests.
+            said = f"cannot be written to: {error}"[:400]
+            changes |= {"state": "full", "note": f"{WRITING}; {said}" if is_being_written(record) else said}
+        self.change(record, **changes)
+
+    def acquit(self, barcode: str, note: str) -> None:
+        """A cartridge that was given up as full is in order after all."""
+        record = self.record_of(barcode)
+        if record is not None and record.state == "full":
+            note = f"{WRITING}; {note}" if is_being_written(record) else note
+            self.change(record, state="appendable" if record.tape_files else "blank", note=note)

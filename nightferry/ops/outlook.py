@@ -1,0 +1,313 @@
+"""What the retention says of every copy, of staging, cartridges and leftovers. Changes nothing.
+
+The rule itself is ``plan.retention``; here it meets the records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from nightferry.cluster.disk import FOLDER
+from nightferry.destination.base import Leftover
+from nightferry.destination.tape.pool import is_being_written
+from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, NightferryError
+from nightferry.model.destinations import TapeSettings
+from nightferry.model.names import parse_image_name
+from nightferry.model.records import OUTLIVED, THERE, CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.plan.retention import Candidate, Verdict, judge, night_of
+
+LEFTOVER_AGE = timedelta(days=2)
+"""What nobody has written to for so long is no night's any more."""
+
+_Series = tuple[str, str, int | None]
+"""Storage group, store, and shard: what is judged together."""
+Fate = Literal["kept", "locked", "expires", "expired", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOutlook:
+    """One copy: whether it stays, and why.
+
+    ``kept`` by the retention; ``locked`` by the destination itself; ``expires`` now, or has ``expired``;
+    ``failed``: it should go and could not.
+    """
+
+    image: ImageRecord
+    copy: CopyRecord
+    fate: Fate
+    why: str
+    freed_bytes: int = 0
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "image": self.image.image,
+            "store": f"{self.image.group}/{self.image.store}",
+            "destination": self.copy.destination,
+            "started": self.image.started,
+            "state": self.fate,
+            "why": self.why,
+            "size_bytes": self.copy.size_bytes,
+            "freed_bytes": self.freed_bytes,
+            "note": self.note or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOutlook:
+    """A partial image that staging gives back."""
+
+    image: ImageRecord
+    back_group: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftoverOutlook:
+    """Something at a destination that belongs to no copy; ``error`` says why it could not be removed."""
+
+    destination: str
+    leftover: Leftover
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """All of it. ``errors``: destination → what could not be found out, or done, there."""
+
+    copies: tuple[CopyOutlook, ...] = ()
+    staged: tuple[StagedOutlook, ...] = ()
+    leftovers: tuple[LeftoverOutlook, ...] = ()
+    cartridges: tuple[CartridgeRecord, ...] = ()
+    """Those that are scratch once the copies have gone."""
+    errors: dict[str, NightferryError] = field(default_factory=dict)
+    away: frozenset[str] = frozenset()
+    """Destinations that do not answer: nothing goes there."""
+
+    @property
+    def going(self) -> tuple[CopyOutlook, ...]:
+        return tuple(row for row in self.copies if row.fate == "expires")
+
+
+def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
+    """What `expire` would do now.
+
+    Args:
+        opened: The site.
+        destination: Only the copies there, and nothing on staging; None: everywhere.
+
+    Raises:
+        ConfigError: no such destination.
+    """
+    if destination is not None:
+        opened.site.destination(destination)
+    opened.catalog.refresh()
+    names = [d.name for d in opened.site.destinations if destination in (None, d.name)]
+    rows: list[CopyOutlook] = []
+    errors: dict[str, NightferryError] = {}
+    away: set[str] = set()
+    leftovers: list[LeftoverOutlook] = []
+    spared = _spared(opened)
+    for name in names:
+        found = list(_copies_at(opened, name, spared))
+        try:
+            found = [_unless_locked(opened, row) for row in found]
+        except (DestinationError, ConfigError) as error:
+            errors[name] = error
+            away.add(name)
+        else:
+            try:
+                leftovers += _leftovers(opened, name)
+            except (DestinationError, ConfigError) as error:
+                errors[name] = error
+        rows += found
+    going: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        if row.fate == "expires":
+            going[row.copy.destination].add(row.image.image)
+    return Outlook(
+        tuple(rows),
+        tuple(_staged(opened)) if destination is None else (),
+        tuple(leftovers),
+        tuple(c for name in names for c in scratch_cartridges(opened, name, going[name])),
+        errors,
+        frozenset(away),
+    )
+
+
+def implausible(opened: OpenSite, outlook: Outlook) -> ImplausibleExpiry | None:
+    """Why so much must not go without somebody's word: more than ``at_most`` of a destination's copies."""
+    limit = opened.site.retention.at_most
+    all_there = Counter(row.copy.destination for row in outlook.copies)
+    going = Counter(row.copy.destination for row in outlook.going)
+    for destination, count in going.items():
+        if count > limit * all_there[destination]:
+            return ImplausibleExpiry(
+                f"{count} of {all_there[destination]} copies at {destination} would expire at once, "
+                f"more than {limit:.0%}",
+                subject=destination,
+            )
+    return None
+
+
+def scratch_cartridges(
+    opened: OpenSite, destination: str, besides: Collection[str] = ()
+) -> list[CartridgeRecord]:
+    """Cartridges of a tape library on which nothing lives any more.
+
+    Never one that is being written, or that nothing was ever written to.
+
+    Args:
+        opened: The site.
+        destination: Any destination; only a tape library has cartridges.
+        besides: Images whose copies there count as gone.
+    """
+    if not isinstance(opened.site.destination(destination), TapeSettings):
+        return []
+    live = opened.catalog.live_by_cartridge(destination)
+    return [
+        cartridge
+        for cartridge in opened.catalog.cartridges(destination)
+        if cartridge.state in ("appendable", "full")
+        and cartridge.images
+        and not is_being_written(cartridge)
+        and live.get(cartridge.barcode, set()) <= set(besides)
+    ]
+
+
+def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> Iterator[CopyOutlook]:
+    """Every copy there and what the retention says of it; what an earlier expiry began comes first."""
+    retention = opened.site.retention_of(destination)
+    series: dict[_Series, list[tuple[Candidate, ImageRecord, CopyRecord]]] = defaultdict(list)
+    for image in opened.catalog.images():
+        copies = [c for c in opened.catalog.all_copies(image.image) if c.destination == destination]
+        begun = next((c for c in copies if c.state == "expiring"), None)
+        there = [c for c in copies if c.state in THERE]
+        if begun is not None:
+            yield CopyOutlook(image, begun, "expires", "begun before")
+        elif there:
+            at_work = copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < LEFTOVER_AGE
+            why = spared.get(image.image) or ("a copy of it is being made" if at_work else "")
+            proved = image.state == "whole" and there[-1].state == "verified"
+            candidate = Candidate(image.image, night_of(image.image), image.started, proved, why)
+            shard = parse_image_name(image.image).shard
+            series[image.group, image.store, shard].append((candidate, image, there[-1]))
+    for _, found in sorted(series.items(), key=lambda item: str(item[0])):
+        of = {image.image: (image, copy) for _, image, copy in found}
+        for verdict in judge(retention, [candidate for candidate, _, _ in found]):
+            image, copy = of[verdict.image]
+            yield CopyOutlook(image, copy, "kept" if verdict.stays else "expires", verdict.why)
+
+
+def _spared(opened: OpenSite) -> dict[str, str]:
+    """Image → why it stays whatever the numbers say: held, of a run that has not ended, or still owed."""
+    groups = {group.name: group for group in opened.site.groups}
+    found: dict[str, str] = {}
+    for image in opened.catalog.images():
+        hold = opened.catalog.hold(image.image)
+        run = opened.catalog.latest(RunRecord, image.run)
+        if hold is not None:
+            found[image.image] = f"held: {hold.reason}"
+        elif run is not None and run.state != "ended":
+            found[image.image] = f"run {run.run} has not ended"
+        elif image.group in groups and is_owed(opened, image, groups[image.group].copies):
+            found[image.image] = "a copy of it is still owed"
+    return found
+
+
+def is_owed(opened: OpenSite, image: ImageRecord, policy: tuple[str, ...]) -> bool:
+    """Whether staging has the image, as far as can be seen from here, and owes a copy of it."""
+    if opened.catalog.freed(image.image) or (image.state != "whole" and not opened.catalog.accepted(image)):
+        return False
+    done = {c.destination for c in opened.catalog.copies(image.image) if c.state in (*OUTLIVED, "verified")}
+    if done.issuperset(policy):
+        return False
+    # A disk that is on another node now keeps what it owes.
+    return opened.is_staged(image) or not is_here(opened, image)
+
+
+def is_here(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether the disk that the image was staged on is mounted on this node."""
+    back_group = opened.back_group_of(image)
+    return any(b.name == back_group and (b.path / FOLDER).is_dir() for b in opened.site.back_groups)
+
+
+def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
+    if row.fate != "expires" or not row.copy.location:
+        return row
+    lock = opened.destination(row.copy.destination).locked(row.copy.location)
+    if lock is None:
+        return row
+    return CopyOutlook(row.image, row.copy, "locked", f"{row.why}; {lock}")
+
+
+def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
+    """What is left at a destination, but for what a run at work may still want, and damage for `verify`.
+
+    Where nothing was ever copied to nothing is left, and looking might make its root.
+    """
+    if all(copy.destination != destination for copy in opened.catalog.all(CopyRecord)):
+        return
+    for leftover in opened.destination(destination).leftovers(opened.clock.now() - LEFTOVER_AGE):
+        copies = [c for c in opened.catalog.all_copies(leftover.image) if c.destination == destination]
+        if leftover.what == "unfinished" and any(copy.state in THERE for copy in copies):
+            continue
+        image = opened.catalog.latest(ImageRecord, leftover.image)
+        back_group = opened.back_group_of(image) if image is not None else ""
+        at_work = back_group and opened.catalog.run_lock(back_group).holder() is not None
+        if not at_work:
+            yield LeftoverOutlook(destination, leftover)
+
+
+def _staged(opened: OpenSite) -> Iterator[StagedOutlook]:
+    """Partial images on staging that nobody approved, and that the store has outlived.
+
+    They owe no copy, so nothing else would ever free them. The rule is that of copies, with the store's whole
+    images, on staging or verified anywhere, as what is proved.
+    """
+    series: dict[_Series, list[ImageRecord]] = defaultdict(list)
+    for image in opened.catalog.images():
+        series[image.group, image.store, parse_image_name(image.image).shard].append(image)
+    for images in series.values():
+        partial = {image.image: image for image in images if _is_forgotten(opened, image)}
+        if not partial:
+            continue
+        candidates = [_as_staged(opened, image, False) for image in partial.values()]
+        candidates += [_as_staged(opened, image, True) for image in images if _is_sound(opened, image)]
+        for verdict in judge(opened.site.retention, candidates):
+            if not verdict.stays and verdict.image in partial:
+                image = partial[verdict.image]
+                yield StagedOutlook(image, opened.back_group_of(image), _reason(verdict))
+
+
+def _reason(verdict: Verdict) -> str:
+    return f"partial, never approved, {verdict.why}"
+
+
+def _as_staged(opened: OpenSite, image: ImageRecord, proved: bool) -> Candidate:
+    hold = opened.catalog.hold(image.image)
+    held = f"held: {hold.reason}" if hold is not None else ""
+    return Candidate(image.image, night_of(image.image), image.started, proved, held)
+
+
+def _is_forgotten(opened: OpenSite, image: ImageRecord) -> bool:
+    run = opened.catalog.latest(RunRecord, image.run)
+    return (
+        image.state == "partial"
+        and (run is None or run.state == "ended")
+        and not opened.catalog.accepted(image)
+        and not opened.catalog.all_copies(image.image)
+        and opened.is_staged(image)
+    )
+
+
+def _is_sound(opened: OpenSite, image: ImageRecord) -> bool:
+    return image.state == "whole" and (
+        opened.is_staged(image)
+        or any(copy.state == "verified" for copy in opened.catalog.copies(image.image))
+    )

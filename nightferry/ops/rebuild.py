@@ -1,0 +1,317 @@
+"""The catalog from media alone: its newest copy at a destination, and what the destination itself shows.
+
+It is put together in memory, and appears at its new place as one segment, last of all: what a rebuild that was
+cut off leaves there is no catalog.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nightferry.catalog.folder import FOLDER_MODE, FolderStorage, catalog_errors
+from nightferry.catalog.indexes import IndexFiles
+from nightferry.catalog.memory import MemoryStorage
+from nightferry.catalog.query import Catalog
+from nightferry.catalog.storage import Storage
+from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.destination.base import Destination, Found
+from nightferry.errors import CatalogError, ConfigError, IntegrityError, MediumDamaged
+from nightferry.model.load import LoadedSite
+from nightferry.model.names import parse_run
+from nightferry.model.records import CartridgeRecord, CopyRecord, ImageRecord, LeaseRecord, RunRecord
+from nightferry.model.site import Site, is_bucket
+from nightferry.model.text import safe
+from nightferry.ops.opened import OpenSite
+from nightferry.progress import Cancel, Progress
+from nightferry.transfer.digest import image_digest
+from nightferry.units import counted
+
+_LEFTOVERS = {"indexes"}
+"""What a rebuild that was cut off left: it is written over."""
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What came of it."""
+
+    destination: str
+    place: str
+    begun_from: str = ""
+    """The copy of the catalog that it began with; empty: there was none, only the copies' own side files."""
+    events: int = 0
+    images: int = 0
+    added: list[str] = field(default_factory=list)
+    """Images with a copy that the copy of the catalog did not know."""
+    lost: list[str] = field(default_factory=list)
+    """Images whose copy is on record there, and is not there."""
+    elsewhere: list[str] = field(default_factory=list)
+    """Images whose copy lies on cartridges that are not in the library: it stays as recorded."""
+    cartridges: list[str] = field(default_factory=list)
+    """Cartridges that the copy of the catalog did not know as they are."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be read, or is not what it says."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is lost, and nothing was left out."""
+        return not self.lost and not self.notes
+
+
+def rebuild(
+    loaded: LoadedSite,
+    copy: str,
+    to: str,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    progress: Progress,
+    cancel: Cancel,
+) -> Rebuilt:
+    """Makes a catalog at ``to`` from what lies at a destination.
+
+    The newest copy of the catalog that can be read is the beginning. Copies of images that it does not know
+    are added, as ``whole``: `verify` proves them. Copies that it knows there, and that are not there, become
+    ``lost``. Without a copy of the catalog everything comes from the side files of the images' copies.
+
+    Args:
+        loaded: The site file; its own catalog is not opened.
+        copy: The destination's name.
+        to: An empty or absent folder, or a bucket's URL below which nothing lies.
+        clock: Dates the new records.
+        progress: Told what is looked at.
+        cancel: Seen between two images.
+
+    Raises:
+        ConfigError: ``to`` is neither.
+        CatalogError: ``to`` is not empty or cannot be written; there is nothing at the destination.
+        DestinationError: the destination is not there or does not answer.
+    """
+    with ExitStack() as stack:
+        place = _empty_place(loaded.site, to, clock, stack)
+        blank = Catalog(MemoryStorage(), node=os.uname().nodename, clock=clock)
+        opened = stack.enter_context(OpenSite(loaded, clock=clock, catalog=blank))
+        done = Rebuilt(copy, str(place))
+        destination = opened.destination(copy)
+        progress.say(f"looking at every copy at {copy}", subject=copy)
+        found = []
+        for one in destination.scan():
+            cancel.check()
+            found.append(one)
+        progress.say(f"{counted(len(found), 'copy', 'copies')} found", subject=copy)
+        catalog = _newest_copy(destination, done, clock)
+        if not found and catalog.is_empty:
+            raise CatalogError(
+                f"there is neither a copy of an image nor of the catalog at {copy}",
+                hint="name another destination with --copy, or correct this one's place in the site file",
+                subject=copy,
+            )
+        indexes = IndexFiles(place)
+        for one in found:
+            cancel.check()
+            _add(catalog, destination, one, indexes, done, clock)
+        _settle_missing(catalog, destination, found, done)
+        _add_runs(catalog, loaded.site, copy)
+        _add_cartridges(catalog, destination, done)
+        for lease in catalog.all(LeaseRecord):
+            if lease.state == "held":  # by whoever wrote the copy of the catalog: that run is long over
+                catalog.append(lease.model_copy(update={"state": "free"}))
+        data = catalog.export()
+        done.events = Catalog.from_export(data, place, clock=clock).last
+        done.images = len(catalog.all(ImageRecord))
+        return done
+
+
+def _empty_place(site: Site, to: str, clock: Clock, stack: ExitStack) -> Storage:
+    if is_bucket(to):
+        from nightferry.ops.catalog_bucket import open_catalog_bucket
+
+        bucket = open_catalog_bucket(site.catalog_bucket(to), clock=clock)
+        stack.callback(bucket.close)
+        bucket.require_claims()
+        _require_empty(to, bucket.contents())
+        return bucket
+    folder = Path(to).absolute()
+    with catalog_errors("make the catalog's folder", folder):
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder", hint="name an empty folder with --to", subject=to)
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        _require_empty(to, os.listdir(folder))
+    return FolderStorage(folder)
+
+
+def _require_empty(to: str, contents: Iterable[str]) -> None:
+    other = sorted(set(contents) - _LEFTOVERS)
+    if other:
+        raise CatalogError(
+            f"{to} is not empty: there is {safe(other[0])}",
+            hint="name an empty place with --to; what is there is left alone",
+            subject=to,
+        )
+
+
+def _newest_copy(destination: Destination, done: Rebuilt, clock: Clock) -> Catalog:
+    """The newest copy of the catalog that can be read, in memory; an empty one when there is none."""
+    for name in destination.catalog_copies():
+        try:
+            data = destination.get_catalog(name)
+            found = Catalog.from_export(data, MemoryStorage(), clock=clock)
+        except (CatalogError, MediumDamaged) as error:
+            done.notes.append(f"{safe(name)} is of no use: {error}")
+            continue
+        done.begun_from = name
+        return found
+    return Catalog(MemoryStorage(), node=os.uname().nodename, clock=clock)
+
+
+def _add(
+    catalog: Catalog, destination: Destination, found: Found, indexes: IndexFiles, done: Rebuilt, clock: Clock
+) -> None:
+    """Takes a copy that was found into the catalog, with the index and chunk table beside it."""
+    try:
+        image = _image(catalog, found)
+        index = destination.side_file(found.location, "index")
+        chunks = destination.side_file(found.location, "chunks")
+        if image_digest(chunks, index) != image.digest:
+            raise IntegrityError(f"the side files of {found.image} are not what its record says")
+    except (IntegrityError, MediumDamaged, ConfigError) as error:
+        done.notes.append(f"{safe(found.image)} at {destination.name} is left out: {error}")
+        return
+    indexes.keep(image.image, index, chunks)
+    if catalog.latest(ImageRecord, image.image) != image:
+        catalog.append(image)
+    copy = CopyRecord(
+        image=image.image,
+        destination=destination.name,
+        epoch=found.epoch,
+        state="whole",
+        run=image.run,
+        location=found.location,
+        size_bytes=_size(found, image),
+        digest=image.digest,
+        started=image.ended,
+        ended=clock.now(),
+        note="found by catalog rebuild",
+    )
+    known = catalog.latest(CopyRecord, copy.subject)
+    # What is known as damaged or given up lies there still, and is no better for it.
+    if known is None or known.state == "writing" or _moved(known, copy):
+        catalog.append(copy)
+        done.added.append(image.image)
+
+
+def _image(catalog: Catalog, found: Found) -> ImageRecord:
+    """The record beside the copy, or the catalog's own when both are of one image.
+
+    Raises:
+        IntegrityError: it is no record of this image, or the catalog knows another one of that name.
+    """
+    try:
+        said = ImageRecord.model_validate_json(found.meta)
+    except ValidationError as error:
+        raise IntegrityError(
+            f"its record cannot be read: {error.errors()[0]['msg'].lower()}",
+            hint="read it with the release that wrote it, or a newer one",
+        ) from error
+    if said.image != found.image:
+        raise IntegrityError(f"its record is that of {safe(said.image)}")
+    known = catalog.latest(ImageRecord, found.image)
+    if known is None or known.digest == said.digest:
+        return known or said
+    if known.started >= said.started:
+        raise IntegrityError(f"the catalog knows a newer image of that name, of {known.started:%F %H:%M} UTC")
+    return said
+
+
+def _moved(known: CopyRecord, copy: CopyRecord) -> bool:
+    return known.state in ("whole", "verified", "suspect") and known.location != copy.location
+
+
+def _size(found: Found, image: ImageRecord) -> int:
+    """Bytes of the copy's data as they lie there: an encoded one has another length than the image."""
+    said = found.location.get("size_bytes")
+    return said if isinstance(said, int) else image.size_bytes
+
+
+def _settle_missing(
+    catalog: Catalog, destination: Destination, found: Iterable[Found], done: Rebuilt
+) -> None:
+    """Copies that are on record at the destination, and were not found, are lost.
+
+    One on a cartridge that is not in the library is only elsewhere: a lost one would let the cartridge be
+    written over.
+    """
+    there = {(one.image, one.epoch) for one in found}
+    missing_media = _cartridges_elsewhere(catalog, destination)
+    for copy in catalog.all(CopyRecord):
+        if copy.destination != destination.name or (copy.image, copy.epoch) in there or copy.state == "lost":
+            continue
+        parts = copy.location.get("parts", ())
+        if any(part["barcode"] in missing_media for part in parts):
+            done.elsewhere.append(copy.image)
+            continue
+        note = f"not there when the catalog was rebuilt; {copy.note}".rstrip("; ")
+        catalog.append(copy.model_copy(update={"state": "lost", "note": note[:500]}))
+        if copy.state != "writing":
+            done.lost.append(copy.image)
+
+
+def _cartridges_elsewhere(catalog: Catalog, destination: Destination) -> set[str]:
+    """Barcodes that copies name and the library does not have; none where there are no cartridges."""
+    from nightferry.destination.tape.library import TapeDestination
+
+    if not isinstance(destination, TapeDestination):
+        return set()
+    here = {view.barcode for view in destination.inventory() if view.element}
+    named = {
+        part["barcode"]
+        for copy in catalog.all(CopyRecord)
+        if copy.destination == destination.name
+        for part in copy.location.get("parts", ())
+    }
+    return named - here
+
+
+def _add_runs(catalog: Catalog, site: Site, destination: str) -> None:
+    """A record for every run that only its images tell of: its name must not be given to another one."""
+    for name in sorted({image.run for image in catalog.all(ImageRecord)}):
+        if catalog.latest(RunRecord, name) is not None:
+            continue
+        images = catalog.images(run=name)
+        stores: dict[str, tuple[str, ...]] = {}
+        for image in sorted(images, key=lambda image: image.started):
+            stores[image.group] = (*stores.get(image.group, ()), image.store)
+        parsed = parse_run(name)
+        catalog.append(
+            RunRecord(
+                run=name,
+                back_group=parsed.back_group,
+                window=parsed.window,
+                state="ended",
+                result="partial",
+                groups=tuple(stores),
+                selection=stores,
+                node=images[-1].node,
+                started=min(image.started for image in images),
+                ended=max(image.ended for image in images),
+                note=f"known from its copies at {destination} alone",
+            )
+        )
+
+
+def _add_cartridges(catalog: Catalog, destination: Destination, done: Rebuilt) -> None:
+    """Cartridges that the catalog does not know, or knows by another label; what else is new on one that it
+    knows is found when it is next written to."""
+    from nightferry.destination.tape.library import TapeDestination
+
+    if not isinstance(destination, TapeDestination):
+        return
+    for record in destination.cartridges():
+        known = catalog.latest(CartridgeRecord, record.subject)
+        if known is None or known.label != record.label:
+            catalog.append(record)
+            done.cartridges.append(record.barcode)

@@ -1,0 +1,119 @@
+"""Bringing back a storage group: every store of it, read in the order in which the copies lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nightferry.errors import ConfigError, NightferryError, NotInThisRelease
+from nightferry.model.names import choose
+from nightferry.model.records import CopyRecord
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.passes import in_passes
+from nightferry.ops.restore import Restored, RestorePlan, find_image, plan_restore, restore
+from nightferry.ops.tree import Overwrite
+from nightferry.progress import Cancel, Progress
+
+_HAVE_NO_LOG = ("files", "sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBack:
+    """What became of one store."""
+
+    store: str
+    done: Restored | None = None
+    error: NightferryError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The contract's code for this store alone."""
+        if self.error is not None:
+            return self.error.exit_code
+        return 0 if self.done is not None and self.done.is_complete else 3
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "store": self.store,
+            **(self.done.as_json() if self.done is not None else {}),
+            "error": self.error.message if self.error is not None else None,
+        }
+
+
+def plan_group(
+    opened: OpenSite, group: str, target: Path, *, as_of: datetime | None = None, copy: str | None = None
+) -> list[RestorePlan]:
+    """A plan for every store of the group that has a whole image, each to a folder of its name below the target.
+
+    Raises:
+        ConfigError: no such group, or a store without a whole image.
+        NotInThisRelease: stores whose log would have to be replayed.
+        CopyMissing: an image without a readable copy.
+    """
+    opened.catalog.refresh()
+    stores = sorted({image.store for image in opened.catalog.images(group)})
+    if not stores:
+        known = [g.name for g in opened.site.groups]
+        if group not in known:
+            raise choose(group, known, "storage group")
+        raise ConfigError(f"storage group {group} has no image", subject=group)
+    plans = []
+    for store in stores:
+        image = find_image(opened, group, store, as_of=as_of)
+        if image.source_kind not in _HAVE_NO_LOG:
+            raise NotInThisRelease(
+                f"`nightferry restore group` of {image.source_kind} stores is not in this release: "
+                "their log would have to be replayed",
+                hint="restore its stores one by one with `nightferry restore store`",
+                subject=group,
+            )
+        plans.append(plan_restore(opened, image, [], target / store, copy=copy))
+    return plans
+
+
+def restore_group(
+    opened: OpenSite,
+    plans: list[RestorePlan],
+    *,
+    overwrite: Overwrite = "never",
+    privileged: bool = False,
+    map_owner: Mapping[str, str] | None = None,
+    progress: Progress,
+    cancel: Cancel,
+) -> list[StoreBack]:
+    """Follows the plans, cartridge by cartridge and drive beside drive; a store that fails stops no other one.
+
+    Returns:
+        What became of each store, by name.
+
+    Raises:
+        Cancelled: between two pieces.
+    """
+
+    def back(plan: RestorePlan) -> StoreBack:
+        name = f"{plan.image.group}/{plan.image.store}"
+        plan.target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            done = restore(
+                opened,
+                plan,
+                overwrite=overwrite,
+                privileged=privileged,
+                map_owner=map_owner,
+                progress=progress,
+                cancel=cancel,
+            )
+        except NightferryError as error:
+            cancel.check()
+            return StoreBack(name, error=error)
+        return StoreBack(name, done)
+
+    done = list(in_passes(opened, plans, _first_copy, back, cancel))
+    return sorted(done, key=lambda one: one.store)
+
+
+def _first_copy(plan: RestorePlan) -> CopyRecord | None:
+    return plan.places[0].copy if plan.places else None
