@@ -9,6 +9,22 @@ from pydantic import Field
 
 from nightferry.errors import ConfigError
 from nightferry.model.load import LoadedSite, parse_site, site_digest
+from nightferry.model.site import Site as SiteModel
+
+
+def document_name(site: SiteModel) -> str:
+    """The block document's name; Prefect wants lower case."""
+    return site.name.lower().replace("_", "-")
+
+
+def deployment_name(site: SiteModel, node: str) -> str:
+    """What a flow's deployment for one node is called."""
+    return f"{document_name(site)}-{node.lower()}"
+
+
+def pool_name(site: SiteModel) -> str:
+    """The site's work pool."""
+    return f"nightferry-{document_name(site)}"
 
 
 class Site(Block):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import time
 from importlib import import_module
 from pathlib import Path
@@ -22,10 +22,11 @@ from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
 import flows
-from blocks.site import Site
+from blocks.site import Site, deployment_name, document_name, pool_name
 from nightferry.errors import ConfigError
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.load import LoadedSite
+from nightferry.model.nodes import LocalClusterSettings
 from nightferry.model.site import Site as SiteModel
 from nightferry.ops.surroundings import is_beyond_loopback
 from nightferry.plan.window import night_start
@@ -48,6 +49,8 @@ class Planned:
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     schedules: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    queue: str | None = None
+    """The work queue of the node whose work it is; None: whoever is there."""
 
     @property
     def full_name(self) -> str:
@@ -61,18 +64,12 @@ class Planned:
         }
 
 
-def document_name(site: SiteModel) -> str:
-    """The block document's name; Prefect wants lower case."""
-    return site.site.name.lower().replace("_", "-")
-
-
-def pool_name(site: SiteModel) -> str:
-    """The site's work pool."""
-    return f"nightferry-{document_name(site)}"
-
-
 def plan_deployments(site: SiteModel) -> list[Planned]:
-    """Every flow of this release as a deployment of the site. Pure."""
+    """Every flow of this release as a deployment of the site. Pure.
+
+    On a cluster, what belongs to one node is deployed once more for each node, onto that node's queue. A local cluster
+    has one machine, and needs none of them.
+    """
     name = document_name(site)
     back_groups = [b.name for b in site.back_groups]
     stores = [ref.name for ref in site.stores]
@@ -86,7 +83,7 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
         if of_group:
             start = night_start(group.start for group in of_group)
             nights[back_group.lower()] = (f"{start.minute} {start.hour} * * *", {"back_group": back_group})
-    return [
+    by_hand = [
         Planned(
             "flows.two_stage.two_stage_backup",
             "two-stage-backup",
@@ -141,6 +138,12 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             {"destination": destinations},
         ),
         Planned(
+            "flows.check.check_everywhere",
+            "check-everywhere",
+            name,
+            "Checks every node, and that they agree.",
+        ),
+        Planned(
             "flows.expire.expire",
             "expire",
             name,
@@ -150,6 +153,27 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
         ),
         *(_media(name, [d.name for d in site.destinations if isinstance(d, TapeSettings)])),
     ]
+    if isinstance(site.cluster, LocalClusterSettings):
+        return by_hand
+    placed = [
+        *(each for each in by_hand if each.flow_name in ON_A_NODE),
+        Planned("flows.stage_one.stage_one", "stage-one", name, "A night's stage one."),
+        Planned("flows.check.check_node", "check-node", name, "What could fail tonight."),
+    ]
+    return by_hand + [_for_node(site, each, node) for node in nodes for each in placed]
+
+
+ON_A_NODE = ("move-group", "stage-two", "approve-gate", "restore-files", "restore-store")
+"""Flows by hand that are carried out on the node that has the disk, or that was asked for."""
+
+
+def _for_node(site: SiteModel, planned: Planned, node: str) -> Planned:
+    return replace(
+        planned,
+        name=deployment_name(site, node),
+        description=f"On {node}: {planned.description}",
+        queue=node.lower(),
+    )
 
 
 def _media(name: str, libraries: list[str]) -> list[Planned]:
@@ -328,6 +352,7 @@ def _deploy(client: SyncPrefectClient, site: SiteModel, block: Site, planned: Pl
         description=planned.description,
         entrypoint=planned.entrypoint,
         work_pool_name=pool_name(site),
+        work_queue_name=planned.queue,
         parameters={"site": reference, **planned.parameters},
         parameter_openapi_schema=schema_with_choices(loaded, planned.choices),
         enforce_parameter_schema=True,

@@ -6,6 +6,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
@@ -21,6 +22,8 @@ from nightferry.ops import restore as ops
 from nightferry.ops.opened import OpenSite
 from nightferry.units import format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
+from tasks.part import as_own
+from tasks.place import at, is_here
 
 
 @flow(name="restore-files", flow_run_name="restore files of {store}", persist_result=False)
@@ -47,9 +50,27 @@ def restore_files(
         copy_from: Only from this destination, or ``staging``.
         overwrite: What happens to files that are there. ``older`` only when the site file allows it
             (``restore_overwrite``), ``always`` only on the command line.
-        node: The node to restore on. In this release this machine plays every node.
+        node: The node to restore on; empty: the one that has staging.
     """
-    return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite, node)
+    with at_work():
+        where = _place(site, store, node)
+        if where is not None:
+            ended = at(
+                where,
+                restore_files,
+                site,
+                key=f"by hand/{uuid4()}",
+                store=store,
+                patterns=patterns,
+                to=to,
+                as_of=as_of,
+                image=image,
+                copy_from=copy_from,
+                overwrite=overwrite,
+                node=where,
+            )
+            return as_own(ended)
+        return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite)
 
 
 @flow(name="restore-store", flow_run_name="restore {store}", persist_result=False)
@@ -71,9 +92,37 @@ def restore_store(
         as_of: The newest image whose start is not later.
         image: Exactly this image.
         copy_from: Only from this destination, or ``staging``.
-        node: The node to restore on. In this release this machine plays every node.
+        node: The node to restore on; empty: the one that has staging.
     """
-    return _restore(site, store, [], to, as_of, image, copy_from, "never", node)
+    with at_work():
+        where = _place(site, store, node)
+        if where is not None:
+            ended = at(
+                where,
+                restore_store,
+                site,
+                key=f"by hand/{uuid4()}",
+                store=store,
+                to=to,
+                as_of=as_of,
+                image=image,
+                copy_from=copy_from,
+                node=where,
+            )
+            return as_own(ended)
+        return _restore(site, store, [], to, as_of, image, copy_from, "never")
+
+
+def _place(site: Site, store: str, node: str | None) -> str | None:
+    """The other node that a restore is for; None when it runs here."""
+    here = opened(site)
+    if node is None:
+        group = next((g for g in here.site.groups if g.name == split_store(store)[0]), None)
+        # What has left the site file has no staging any more: any node can restore it.
+        wanted = here.cluster.where(group.back_group) if group is not None else here.here
+    else:
+        wanted = here.site.node(node).name
+    return None if wanted is None or is_here(here, wanted) else wanted
 
 
 def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:
@@ -116,18 +165,14 @@ def _restore(
     image: str | None,
     copy_from: str | None,
     overwrite: Literal["never", "older"],
-    node: str | None,
 ) -> State[Any]:
-    with at_work():
-        here = opened(site)
-        if node is not None:
-            here.site.node(node)
-        require_overwrite(here, overwrite)
-        below_a_root(here, to)
-        complete = restore_task(site, store, patterns, to, as_of, image, copy_from, overwrite)
-        if not complete:
-            return Failed(name="Partial", message="something was left out; see the report artifact")
-        return Completed(message=f"{store} is back below {to}")
+    here = opened(site)
+    require_overwrite(here, overwrite)
+    below_a_root(here, to)
+    complete = restore_task(site, store, patterns, to, as_of, image, copy_from, overwrite)
+    if not complete:
+        return Failed(name="Partial", message="something was left out; see the report artifact")
+    return Completed(message=f"{store} is back below {to}")
 
 
 @task(name="restore", task_run_name="restore {store}", cache_policy=NO_CACHE, persist_result=False)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import logging
+from typing import Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import NightResult, report_markdown, throughput_png
@@ -28,3 +31,11 @@ def show_report(here: OpenSite, result: NightResult) -> None:
             )
     except Exception as error:  # noqa: BLE001 - a report that cannot be shown does not undo the night
         log.warning("the report is not shown in Prefect: %s", error)
+
+
+def final_state(here: OpenSite, result: NightResult) -> State[Any]:
+    """Shows the report and names a flow's last state after the night's outcome."""
+    show_report(here, result)
+    if result.is_whole:
+        return Completed(message=result.sentence())
+    return Failed(name=result.outcome, message=result.sentence())

@@ -1,8 +1,9 @@
-"""Stage one: every store of the run to staging, on the active node."""
+"""Stage one: every store of the run to staging, on the active node, up to the gate."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -10,59 +11,114 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
-from flows.part import part
+from flows.show import final_state
 from nightferry.errors import ConfigError
 from nightferry.model.records import RunRecord
+from nightferry.ops.gate import approve, look
+from nightferry.ops.hooks import hooked
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.run import due_stores
+from nightferry.ops.ownership import watched
+from nightferry.ops.report import night_result
+from nightferry.ops.run import due_stores, run_lock, set_state
+from nightferry.ops.stage import lost_images, require_owner
 from nightferry.plan.batches import batches
 from nightferry.plan.window import start_delays
-from tasks.bridge import CANCEL, at_work, opened
-from tasks.runner import threads
+from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
+from tasks.gate import to_active, write_seal
+from tasks.runner import at_once
 from tasks.stage import stage_batch, stage_store
 
 PARTIAL = "Partial"
 
 
-def stage_one(site: Site, run: str, *, stagger: bool = True) -> State[Any]:
-    """Runs the flow with as many threads as the site allows streams."""
-    streams = opened(site).site.staging.streams
-    return part(stage_one_flow.with_options(task_runner=threads(streams)), site, run, stagger)
-
-
 @flow(name="stage-one", flow_run_name="stage one of {run}", persist_result=False)
-def stage_one_flow(site: Site, run: str, stagger: bool = True) -> State[Any]:
-    """A task per store, small stores batched; a store that fails does not stop the others.
+def stage_one(
+    site: Site,
+    run: str,
+    back_group: str,
+    stage: Literal["one", "both"] = "both",
+    accept_partial: Sequence[str] = (),
+    reason: str = "",
+    stagger: bool = True,
+    lock: str | None = None,
+) -> State[Any]:
+    """Brings the disk here, stages every store that is due, and seals.
 
     Whether stage one is complete is not decided here: the seal lists what our records and the disk say.
+
+    Args:
+        site: The site.
+        run: The run.
+        back_group: Its BACK group.
+        stage: ``one`` ends the night with the seal, and with its report.
+        accept_partial: Stores that may be partial or missing, recorded as an approval with the reason.
+        reason: Why that is accepted.
+        stagger: Wait for each storage group's own start time.
+        lock: The lock of the night that this is a part of; filled in by it.
     """
     with at_work():
         here = opened(site)
         here.catalog.refresh()
         record = here.catalog.run(run)
-        if record.back_group not in here.held:
+        if back_group not in here.held and lock is None:
             raise ConfigError(
                 f"stage one of {run} runs only inside its night",
                 hint="start two-stage-backup with stage = one",
             )
-        futures: list[PrefectFuture[Any]] = []
-        delays = _delays(here, record) if stagger else {}
-        for group in sorted(record.groups, key=lambda g: delays.get(g, 0.0)):
-            delay_s = delays.get(group, 0.0)
-            stores = [store for g, store in due_stores(record) if g == group]
-            sizes = {store: _last_size(here, group, store) for store in stores}
-            for batch in batches(sizes):
-                if len(batch) == 1:
-                    futures.append(stage_store.submit(site, run, group, batch[0], delay_s))
-                else:
-                    futures.append(stage_batch.submit(site, run, group, list(batch), len(batch), delay_s))
-        wait(futures)
-        CANCEL.check()
-        failures = here.catalog.failures(run)
-        if failures:
-            named = ", ".join(f"{failure.group}/{failure.store}" for failure in failures)
-            return Failed(name=PARTIAL, message=f"not staged: {named}")
-        return Completed(message="every store is staged")
+        with run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL, under=lock):
+            failed: Sequence[str] = ()
+            if look(here, record).state != "open" or lost_images(here, record):
+                to_active(site, run, back_group)
+                record = set_state(here, record, state="staging")
+                failed = _stage_all(here, site, record, stagger)
+                write_seal(site, run)
+                accept(here, record, accept_partial, reason)
+            if stage == "one":
+                result = night_result(here, record, staged_only=True)
+                if result.gate.state == "open":
+                    set_state(here, record, state="sealed")
+                return final_state(here, result)
+            if failed:
+                return Failed(name=PARTIAL, message=f"not staged: {', '.join(failed)}")
+            return Completed(message="every store is staged")
+
+
+def _stage_all(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> list[str]:
+    """A task per store, small stores batched; a store that fails does not stop the others. Returns those."""
+    progress = PrefectProgress()
+    with hooked(
+        here,
+        "stage-one",
+        record.back_group,
+        run=record.run,
+        node=record.node,
+        progress=progress,
+        cancel=CANCEL,
+    ) as around:
+        with (
+            watched(here, record.back_group, CANCEL, require_owner(here, record)) as owned,
+            at_once(here.site.staging.streams),
+        ):
+            wait(_submit(here, site, record, stagger))
+            owned.check()
+        failures = here.catalog.failures(record.run)
+        around.result = "partial" if failures else "whole"
+    return [f"{failure.group}/{failure.store}" for failure in failures]
+
+
+def _submit(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> list[PrefectFuture[Any]]:
+    futures: list[PrefectFuture[Any]] = []
+    delays = _delays(here, record) if stagger else {}
+    for group in sorted(record.groups, key=lambda g: delays.get(g, 0.0)):
+        delay_s = delays.get(group, 0.0)
+        stores = [store for g, store in due_stores(record) if g == group]
+        sizes = {store: _last_size(here, group, store) for store in stores}
+        for batch in batches(sizes):
+            if len(batch) == 1:
+                futures.append(stage_store.submit(site, record.run, group, batch[0], delay_s))
+            else:
+                futures.append(stage_batch.submit(site, record.run, group, list(batch), len(batch), delay_s))
+    return futures
 
 
 def _delays(here: OpenSite, run: RunRecord) -> dict[str, float]:
@@ -73,3 +129,11 @@ def _delays(here: OpenSite, run: RunRecord) -> dict[str, float]:
 def _last_size(here: OpenSite, group: str, store: str) -> int | None:
     known = here.catalog.images(group, store)
     return known[0].size_bytes if known else None
+
+
+def accept(here: OpenSite, run: RunRecord, stores: Sequence[str], reason: str) -> None:
+    """Records the approval given beforehand, for those of the stores that the seal really lacks."""
+    view = look(here, run)
+    lacking = [m.name for m in view.missing if m.name in stores]
+    if lacking:
+        approve(here, run, lacking, reason)

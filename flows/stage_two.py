@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextvars
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
+from uuid import uuid4
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -12,16 +14,20 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
-from flows.part import part
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.drives import expectation
-from nightferry.ops.move import require_handed_over
+from nightferry.ops.hooks import hooked
+from nightferry.ops.move import require_handed_over, take_over
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.ownership import watched
 from nightferry.ops.run import run_lock
 from nightferry.ops.stream import owed
 from nightferry.plan.balance import in_order
+from nightferry.progress import Cancel
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
+from tasks.part import as_own, part
+from tasks.place import at, is_here
 from tasks.runner import threads
 from tasks.stream import deliver_catalog, free_staging, stream_image
 
@@ -29,44 +35,70 @@ COPY_MISSING = "CopyMissing"
 
 
 @flow(name="stage-two", flow_run_name="stage two of {back_group}", persist_result=False)
-def stage_two(site: Site, back_group: str, run: str | None = None) -> State[Any]:
+def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | None = None) -> State[Any]:
     """One subflow per destination, each with its own threads, so that a slow one never starves another.
 
     Args:
         site: The site.
         back_group: Whose staging is streamed; what older runs still owe goes first.
         run: Only for the name in the UI.
+        lock: The lock of the night that this is a part of; filled in by it.
 
     Raises:
         GateClosed: the disk is still with the node that staged last.
+        NotOwner: the disk went to somebody else meanwhile.
     """
     with at_work():
         here = opened(site)
+        owner = here.cluster.where(back_group)
+        if not is_here(here, owner):
+            return as_own(
+                at(owner, stage_two, site, key=f"by hand/{uuid4()}", back_group=back_group, run=run)
+            )
         policy = {name for group in here.site.groups_of(back_group) for name in group.copies}
         # A storage group that went to another BACK group may still owe copies from this one.
         names = sorted(policy | {each.destination for each in owed(here, back_group)})
-        with (
-            run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL),
-            here.leases(back_group).read(f"stage two of {run or back_group}"),
-        ):
+        with ExitStack() as stack:
+            progress = PrefectProgress()
+            stack.enter_context(run_lock(here, back_group, progress=progress, cancel=CANCEL, under=lock))
+            take_over(here, back_group, progress=progress, cancel=CANCEL)
+            stack.enter_context(here.leases(back_group).read(f"stage two of {run or back_group}"))
             require_handed_over(here, back_group)
-            with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
-                states = _all_destinations(pool, site, back_group, names)
-            CANCEL.check()
-            for name, state in zip(names, states, strict=True):
-                if state.is_completed():
-                    # When all have ended, so that every copy of the catalog knows all copies of the night.
-                    delivered = deliver_catalog(site, name, return_state=True)
-                    if not delivered.is_completed():
-                        PrefectProgress().say(
-                            f"no copy of the catalog came to {name}: {delivered.message}", subject=name
-                        )
-                    here.close_destination(name)
-            free_staging(site, back_group)
+            with hooked(
+                here,
+                "stage-two",
+                back_group,
+                run=run or "",
+                node=here.cluster.where(back_group),
+                progress=progress,
+                cancel=CANCEL,
+            ) as around:
+                with watched(here, back_group, CANCEL) as owned:
+                    states = _deliver(site, here, back_group, names, owned)
+                around.result = "whole" if all(state.is_completed() for state in states) else "partial"
         failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]
         if failed:
             return Failed(name=COPY_MISSING, message=f"copies are missing at {', '.join(failed)}")
         return Completed(message=f"{', '.join(names) or 'nothing'} done")
+
+
+def _deliver(
+    site: Site, here: OpenSite, back_group: str, names: list[str], cancel: Cancel
+) -> list[State[Any]]:
+    with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
+        states = _all_destinations(pool, site, back_group, names)
+    cancel.check()
+    for name, state in zip(names, states, strict=True):
+        if state.is_completed():
+            # When all have ended, so that every copy of the catalog knows all copies of the night.
+            delivered = deliver_catalog(site, name, return_state=True)
+            if not delivered.is_completed():
+                PrefectProgress().say(
+                    f"no copy of the catalog came to {name}: {delivered.message}", subject=name
+                )
+            here.close_destination(name)
+    free_staging(site, back_group)
+    return states
 
 
 def _all_destinations(

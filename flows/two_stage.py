@@ -11,23 +11,24 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from blocks.site import Site
-from flows.move_group import move_group
-from flows.part import part, require_success
-from flows.show import show_report
+from flows.move_group import GATE_HELD, move_group
+from flows.show import final_state
 from flows.stage_one import PARTIAL, stage_one
 from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import Cancelled as Stopped
-from nightferry.errors import ConfigError, GateClosed
+from nightferry.errors import ConfigError, GroupStopping, NodeAway
 from nightferry.model.records import RunRecord
-from nightferry.ops.gate import approve, look
-from nightferry.ops.move import settle
+from nightferry.ops.move import settle, wait_for_service
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import NightResult, night_result
-from nightferry.ops.run import begin_run, end_run, run_lock, set_state
-from nightferry.ops.stage import lost_images
+from nightferry.ops.report import night_result
+from nightferry.ops.run import begin_run, end_run, lock_key, run_lock, set_state
 from nightferry.ops.stream import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
-from tasks.gate import require_open, to_active, write_seal
+from tasks.part import as_own, require_success
+from tasks.place import at
+
+MOST_FAILOVERS = 5
+"""How often stage one follows the service to another node within a night."""
 
 Stage = Literal["one", "two", "both"]
 
@@ -93,7 +94,14 @@ def two_stage_backup(
                 lock.name_run(begun.run)
                 accepted = accept_partial or ()
                 return night(
-                    site, here, begun, stage, accept_partial=accepted, reason=reason, stagger=stagger
+                    site,
+                    here,
+                    begun,
+                    stage,
+                    lock=lock_key(here, back_group),
+                    accept_partial=accepted,
+                    reason=reason,
+                    stagger=stagger,
                 )
         except Stopped as stopped:
             return Cancelled(message=f"{stopped}; rerunning goes on where it stopped")
@@ -124,57 +132,101 @@ def night(
     run: RunRecord,
     stage: Stage,
     *,
+    lock: str,
     accept_partial: Sequence[str],
     reason: str,
     stagger: bool,
 ) -> State[Any]:
-    """The steps of one run, in order; each is a task or a subflow, so that the graph reads like the night."""
-    if stage != "two" and (look(here, run).state != "open" or lost_images(here, run)):
-        # The service may have gone to another node since the run began.
-        run = set_state(here, run, node=here.active_node(run.back_group))
-        to_active(site, run.run, run.back_group)
-        run = set_state(here, run, state="staging")
-        staged = stage_one(site, run.run, stagger=stagger)
+    """The parts of one run, in order, each on the node whose work it is."""
+    back_group = run.back_group
+    if stage != "two":
+        staged = stage_one_where_the_service_is(
+            site,
+            here,
+            run,
+            stage=stage,
+            accept_partial=list(accept_partial),
+            reason=reason,
+            stagger=stagger,
+            lock=lock,
+        )
+        if stage == "one":
+            return as_own(staged)
         if staged.name != PARTIAL:
             require_success(staged)
-        CANCEL.check()
-        write_seal(site, run.run)
-        accept(here, run, accept_partial, reason)
-    if stage == "one":
-        result = night_result(here, run, staged_only=True)
-        if result.gate.state == "open":
-            run = set_state(here, run, state="sealed")
-        return final_state(here, result)
-    try:
-        require_open(site, run.run, run.back_group)
-    except GateClosed:
-        return final_state(here, night_result(here, run))
-    require_success(part(move_group, site, run.back_group, run=run.run))
-    run = set_state(here, run, state="streaming")
-    streamed = part(stage_two, site, run.back_group, run=run.run)
-    settle(here, run.back_group, progress=PrefectProgress())
+    moved = at(
+        here.cluster.where(back_group),
+        move_group,
+        site,
+        key=f"{run.run}/move",
+        back_group=back_group,
+        run=run.run,
+        lock=lock,
+    )
+    if moved.name == GATE_HELD:
+        return as_own(moved)
+    require_success(moved)
+    streamed = at(
+        here.cluster.where(back_group),
+        stage_two,
+        site,
+        key=f"{run.run}/two",
+        back_group=back_group,
+        run=run.run,
+        lock=lock,
+    )
     CANCEL.check()
     if streamed.name != COPY_MISSING:
         require_success(streamed)
-    result = night_result(here, run)
-    if here.drain_requested(run.back_group):
-        set_state(here, run, state="drained", result="partial")
+    settle(here, back_group, progress=PrefectProgress())
+    result = night_result(here, here.catalog.run(run.run))
+    if here.drain_requested(back_group):
+        set_state(here, result.run, state="drained", result="partial")
     elif not result.missing_copies:
-        end_run(here, run, result.run_result)
+        end_run(here, result.run, result.run_result)
     return final_state(here, night_result(here, run))
 
 
-def accept(here: OpenSite, run: RunRecord, stores: Sequence[str], reason: str) -> None:
-    """Records the approval given beforehand, for those of the stores that the seal really lacks."""
-    view = look(here, run)
-    lacking = [m.name for m in view.missing if m.name in stores]
-    if lacking:
-        approve(here, run, lacking, reason)
+def stage_one_where_the_service_is(
+    site: Site, here: OpenSite, run: RunRecord, **parameters: Any
+) -> State[Any]:
+    """Stage one on the node that serves the stores. When the service goes to another node meanwhile, what is staged
+    is kept, and the rest starts over there.
+
+    Raises:
+        ClusterError: nobody serves them for certain, and that stays so.
+    """
+    for _ in range(MOST_FAILOVERS):
+        node = wait_for_service(here, run.back_group, progress=PrefectProgress(), cancel=CANCEL)
+        run = set_state(here, here.catalog.run(run.run), node=node)
+        try:
+            staged = at(
+                node,
+                stage_one,
+                site,
+                key=f"{run.run}/one",
+                run=run.run,
+                back_group=run.back_group,
+                **parameters,
+            )
+        except NodeAway as away:
+            staged = Failed(message=str(away), data=away)
+        CANCEL.check()
+        if (
+            staged.is_completed()
+            or staged.name in (PARTIAL, GATE_HELD)
+            or not _went_elsewhere(here, run, staged)
+        ):
+            return staged
+        PrefectProgress().say(
+            f"the service of {run.back_group} left {node} during stage one: {staged.message}",
+            subject=run.back_group,
+        )
+    return staged
 
 
-def final_state(here: OpenSite, result: NightResult) -> State[Any]:
-    """Shows the report and names the flow's last state after the night's outcome."""
-    show_report(here, result)
-    if result.is_whole:
-        return Completed(message=result.sentence())
-    return Failed(name=result.outcome, message=result.sentence())
+def _went_elsewhere(here: OpenSite, run: RunRecord, staged: State[Any]) -> bool:
+    """Whether stage one ended because its node lost the service. Waits until that is started again."""
+    error = staged.result(raise_on_failure=False)
+    node = wait_for_service(here, run.back_group, progress=PrefectProgress(), cancel=CANCEL)
+    return node != run.node or isinstance(error, GroupStopping)

@@ -213,6 +213,30 @@ class NotOwner(ClusterError):
     default_hint = "run on the node that owns the BACK group; `nightferry cluster view` names it"
 
 
+class GroupStopping(ClusterError):
+    """The cluster takes a group away from this node; our files on its disks were closed."""
+
+    default_hint = "rerun when the cluster has started it elsewhere; `nightferry cluster view` shows where"
+
+
+class NodeAway(ClusterError):
+    """A node does not do the work that is its own."""
+
+    default_hint = "bring the node and its worker back, then rerun: the night goes on where it stopped"
+
+
+class PartFailed(ClusterError):
+    """A part of the work failed on another node."""
+
+    default_hint = "look at its flow run in the Prefect UI, mend what it names, then rerun"
+
+
+class HookFailed(ClusterError):
+    """A program that runs before or after a stage failed, and the stage with it."""
+
+    default_hint = "mend what the hook complains of, then rerun: the night goes on where it stopped"
+
+
 class CatalogError(NightferryError):
     """The catalog cannot be read or written."""
 

@@ -7,6 +7,8 @@ live where they are shown; the core only calls ``advance`` and ``say``.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from nightferry.errors import Cancelled
@@ -46,10 +48,30 @@ class Cancel:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._reason = ""
+        self._lock = threading.Lock()
+        self._narrower: list[Cancel] = []
 
     def set(self, reason: str) -> None:
-        self._reason = reason
-        self._event.set()
+        with self._lock:
+            self._reason = reason
+            self._event.set()
+            narrower = list(self._narrower)
+        for each in narrower:
+            each.set(reason)
+
+    @contextmanager
+    def narrower(self) -> Iterator[Cancel]:
+        """A request that can be made to a part of the work alone; one to the whole reaches it as well."""
+        part = Cancel()
+        with self._lock:
+            self._narrower.append(part)
+            if self._event.is_set():
+                part.set(self._reason)
+        try:
+            yield part
+        finally:
+            with self._lock:
+                self._narrower.remove(part)
 
     def is_set(self) -> bool:
         return self._event.is_set()

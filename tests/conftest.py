@@ -9,6 +9,7 @@ import pytest
 
 from tests.servers.ftp import ftp
 from tests.servers.moto import moto
+from tests.servers.pacemaker import pacemaker
 from tests.servers.seaweed import seaweed
 from tests.servers.sshd import sshd
 from tests.servers.tgtd import tgtd
@@ -23,4 +24,4 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     )
 
 
-__all__ = ["ftp", "moto", "needs", "seaweed", "sshd", "tgtd"]
+__all__ = ["ftp", "moto", "needs", "pacemaker", "seaweed", "sshd", "tgtd"]

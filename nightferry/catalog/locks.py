@@ -46,6 +46,11 @@ class Holder(BaseModel):
     pid: int
     since: AwareDatetime
 
+    @property
+    def key(self) -> str:
+        """Tells this holding of the lock from every other."""
+        return f"{self.node}/{self.pid}/{self.since.isoformat()}"
+
     def __str__(self) -> str:
         called = f"run {self.run}" if self.run else "a run"
         return f"{called} on node {self.node} (process {self.pid}) since {self.since:%F %H:%M} UTC"
@@ -225,6 +230,12 @@ class FolderLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    @property
+    def _holding(self) -> Holder:
+        if self._holder is None:
+            raise BusyError(f"{self.back_group} is not locked by this object", subject=self.back_group)
+        return self._holder
 
     def _lock(self, fd: int) -> None:
         # Several tries: `holder` of another process may be looking, and a holder that has just locked may

@@ -147,14 +147,14 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         PrefectRequired: no server is there and none could be started.
     """
     cancel = session.cancel  # from here on the first signal stops at the next chunk
-    server = _use_prefect(session, loaded)
+    server = use_prefect(session, loaded)
     from prefect.exceptions import TerminationSignal
 
     from blocks.site import Site
-    from flows.part import SERVER_AWAY
     from flows.two_stage import two_stage_backup
     from nightferry.ops.report import night_result
     from tasks.bridge import opened, serve
+    from tasks.part import SERVER_AWAY
 
     serve(session.out.progress, session.stop)
     block = Site(text=loaded.text)
@@ -234,7 +234,8 @@ def _own_error(state: Any) -> NightferryError | None:
     return None
 
 
-def _use_prefect(session: Session, loaded: LoadedSite) -> Server:
+def use_prefect(session: Session, loaded: LoadedSite) -> Server:
+    """The server that this command's flows are shown on, found or started; before Prefect is imported."""
     folder = state_folder(loaded.site.name, loaded.path)
     server = use_server(folder, session.out.say)
     if server.own:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from nightferry.cli.session import current
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from nightferry.cli.session import Session, current
+
+if TYPE_CHECKING:
+    from nightferry.model.findings import Finding
 
 
-def check() -> int:
+def check(*, everywhere: Annotated[bool, Parameter(negative=())] = False) -> int:
     """Looks for everything that could fail tonight: paths, space, rights, disks, destinations, labels.
 
     Exit code 0 when nothing is wrong, 3 when there are only warnings, 2 when something fails.
+
+    Parameters
+    ----------
+    everywhere
+        On each node, through its worker; also whether the nodes agree on release, site file, clock and catalog.
     """
     from rich.text import Text
 
@@ -18,7 +30,7 @@ def check() -> int:
     from nightferry.units import counted
 
     session = current()
-    findings = look(session.load_site())
+    findings = _everywhere(session) if everywhere else look(session.load_site())
     code = exit_code(findings)
     colours = {"fail": "bold red", "warn": "yellow", "note": "dim"}
     rows = [[f.id, Text(f.severity, style=colours[f.severity]), f.text, f.fix or None] for f in findings]
@@ -36,3 +48,23 @@ def check() -> int:
         document, *shown, "nothing that can be seen now will fail tonight" if not code else said
     )
     return code
+
+
+def _everywhere(session: Session) -> list[Finding]:
+    """Asks every node through Prefect."""
+    from nightferry.cli.backup import use_prefect
+
+    loaded = session.load_site()
+    cancel = session.cancel
+    use_prefect(session, loaded)
+    from blocks.site import Site
+    from flows.check import FOUND, check_everywhere
+    from nightferry.ops.everywhere import load_findings
+    from tasks.bridge import serve
+
+    serve(session.out.progress, session.stop)
+    state = check_everywhere(Site(text=loaded.text), return_state=True)
+    cancel.check()
+    if state.name != FOUND and not state.is_completed():
+        state.result()
+    return load_findings(state.message or "")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError, GateClosed
+
+if TYPE_CHECKING:
+    from nightferry.plan.layout import Layout
 
 app = App(name="cluster", help="Nodes, groups, and the gated move.")
 
@@ -38,8 +43,11 @@ def view() -> None:
                 )
             except ClusterError as error:
                 disks.append({"back_group": back_group.name, "path": back_group.path, "error": error.message})
+    fencing = {True: "on", False: "OFF", None: "unknown"}[seen.fencing]
     session.out.result(
         {"cluster": seen, "disks": disks},
+        f"{seen.kind}: {'quorum' if seen.quorate else 'NO QUORUM'}, fencing {fencing}",
+        *(f"left over: {text}" for text in seen.leftovers),
         table(
             ["node", "role", "usable", "note"],
             [[n.name, n.role, "yes" if n.usable else "no", n.note or None] for n in seen.nodes],
@@ -61,6 +69,22 @@ def view() -> None:
             ],
         ),
     )
+
+
+@app.command
+def install_agent(*, agents: Path = Path("/usr/lib/ocf/resource.d")) -> None:
+    """Puts the resource agent nightferry-reader where this node's Pacemaker finds it (docs/cluster.md).
+
+    Parameters
+    ----------
+    agents
+        The folder of the resource agents.
+    """
+    from nightferry.cluster.reader_agent import install_agent as install
+
+    session = current()
+    path = install(agents)
+    session.out.result({"agent": path}, f"{path} is there: ocf:nightferry:nightferry-reader")
 
 
 @app.command
@@ -94,11 +118,14 @@ def move(
     from nightferry.ops import move as ops
     from nightferry.ops.opened import OpenSite
     from nightferry.ops.run import run_lock
+    from nightferry.plan.layout import Layout
 
     session = current()
     with OpenSite(session.load_site()) as here:
         name = here.site.back_group(back_group).name
-        if to is not None:
+        if to is not None and not ungated:
+            ops.require_target(here, name, to)
+        elif to is not None:
             here.site.node(to)
         here.catalog.refresh()
         run = next(iter(here.catalog.runs(name)), None)
@@ -110,12 +137,15 @@ def move(
             )
         if dry_run:
             plan = here.cluster.plan(name, to or ops.target_of(here, name))
+            layout = Layout.of(here.site.nodes)
+            placed = ops.placement(here, here.cluster.view())
             state = gate.look(here, run).state if run is not None else "closed"
             way = f"stays on {plan.target}" if plan.is_noop else f"{plan.source} → {plan.target}"
             session.out.result(
-                {"plan": plan, "gate": state},
+                {"plan": plan, "gate": state, "layout": layout.pattern, "placement": placed},
                 f"{name}: {'; '.join((way, *plan.problems))}",
                 f"the gate is {state}" + ("; the move is not through it" if ungated else ""),
+                f"layout {layout.pattern}; passive nodes take: {_taken(layout, placed)}",
             )
             return
         if run is None and not ungated:
@@ -133,3 +163,10 @@ def move(
                 assert run is not None  # noqa: S101 - refused above
                 node = ops.to_passive(here, run, to=to, progress=session.out.progress, cancel=session.cancel)
     session.out.result({"back_group": name, "node": node}, f"{name} is on {node}")
+
+
+def _taken(layout: Layout, placed: Mapping[str, str | None]) -> str:
+    return ", ".join(
+        f"{group} → {node} ({layout.role_of(node)})" if node else f"{group} → none"
+        for group, node in placed.items()
+    )

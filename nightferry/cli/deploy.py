@@ -26,7 +26,8 @@ def deploy(*, dry_run: Annotated[bool, Parameter(negative=())] = False) -> None:
     server = None
     if not dry_run:
         server = use_server(state_folder(loaded.site.name, loaded.path), session.out.say)
-    from deployments.apply import apply, plan_deployments, pool_name
+    from blocks.site import pool_name
+    from deployments.apply import apply, plan_deployments
 
     planned = plan_deployments(loaded.site) if dry_run else apply(loaded)
     pool = pool_name(loaded.site)

@@ -26,5 +26,5 @@ def log(*_: Anything) -> NoReturn:
     raise _later("log")
 
 
-def _later(verb: str, hint: str = "") -> NotInThisRelease:
-    return NotInThisRelease(f"`nightferry {verb}` is not in this release", hint=hint, subject=verb)
+def _later(verb: str) -> NotInThisRelease:
+    return NotInThisRelease(f"`nightferry {verb}` is not in this release", subject=verb)

@@ -15,8 +15,6 @@ from nightferry.errors import ClusterError
 FENCING_OFF = ("false", "0", "no", "off", "n")
 """How a CIB writes an untrue property. Source: Pacemaker Explained, cluster options (boolean)."""
 
-READER_AGENT = "nightferry-reader"
-
 
 @dataclass(frozen=True, slots=True)
 class CrmNode:
@@ -59,8 +57,12 @@ class Failure:
     node: str
     status: str
 
+    @property
+    def resource(self) -> str:
+        return self.key.rpartition("_")[0].rpartition("_")[0]
+
     def is_of(self, group: CrmGroup) -> bool:
-        return any(self.key.rpartition("_")[0].rpartition("_")[0] == m.name for m in group.members)
+        return any(self.resource == member.name for member in group.members)
 
     def __str__(self) -> str:
         return f"{self.key} on {self.node}: {self.status}"

@@ -7,11 +7,15 @@ only ``crm_mon``, which tells members, nodes and failures apart.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
+from nightferry.cluster import crm_check, crm_disk
 from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
-from nightferry.cluster.crm import Action, CrmGroup, Failure, Pin, Status
+from nightferry.cluster.crm import Action, Configured, CrmGroup, Failure, Pin, Status, read_cib
+from nightferry.cluster.reader_agent import OCF_AGENTS
 from nightferry.cluster.tools import CrmTools, pin_id
 from nightferry.errors import ClusterError, MoveFailed
 from nightferry.model.findings import Finding
@@ -42,6 +46,16 @@ class Register(Protocol):
         """Records that none of ours pins the group any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at everything that a plan depends on. ``own``: our constraint on the group, if there is one."""
+
+    status: Status
+    cib: bytes
+    configured: Configured
+    own: Pin | None
+
+
 class PacemakerCluster:
     """The cluster of the node this process runs on.
 
@@ -49,9 +63,11 @@ class PacemakerCluster:
         nodes: The site's nodes; ``host`` is what the cluster calls each.
         groups: The resource groups, MAIL and BACK.
         register: Remembers our constraints.
+        disks: BACK group → where the site file expects its disk, for `check`.
         allow_without_fencing: Move although a lost node would not be fenced off.
         move_s: How long a group's stop and start may take.
         tools: Pacemaker's.
+        agents: Where this node has its resource agents, for `check`.
     """
 
     def __init__(
@@ -60,16 +76,22 @@ class PacemakerCluster:
         groups: Sequence[str],
         register: Register,
         *,
+        disks: Mapping[str, Path] | None = None,
         allow_without_fencing: bool = False,
         move_s: float = MOVE_S,
         tools: CrmTools | None = None,
+        agents: Path = OCF_AGENTS,
     ) -> None:
         self._nodes = tuple(nodes)
         self._groups = tuple(dict.fromkeys(groups))
         self._register = register
+        self._disks = dict(disks or {})
         self._allow_without_fencing = allow_without_fencing
         self._move_s = move_s
         self._tools = tools or CrmTools()
+        self._agents = agents
+        # The same question of the same configuration and state, as `plan` and then `move` ask it.
+        self._last_simulated: tuple[tuple[MovePlan, bytes], MovePlan] | None = None
 
     @property
     def here(self) -> str | None:
@@ -86,7 +108,7 @@ class PacemakerCluster:
     def view(self) -> ClusterView:
         status = self._tools.status()
         leftovers = []
-        for pin in self._tools.configured().pins:
+        for pin in read_cib(self._tools.cib()).pins:
             ours = " (ours)" if self._is_ours(pin) else ""
             leftovers.append(f"{pin}{ours}")
         return ClusterView(
@@ -109,22 +131,12 @@ class PacemakerCluster:
         return view.owner
 
     def plan(self, group: str, target: str) -> MovePlan:
-        self._require_known(group)
-        if target not in (names := [spec.name for spec in self._nodes]):
-            raise choose(target, names, "node")
-        status = self._settled(group)
-        here = self._group_view(group, status)
-        problems = self._standing_problems(here, status)
-        if here.owner == target or problems:
-            return MovePlan(group, here.owner, target, tuple(problems))
-        problems = self._moving_problems(group, here.owner, target, status)
-        if not problems:
-            problems = self._simulated_problems(group, here.owner, target, status)
-        return MovePlan(group, here.owner, target, tuple(problems))
+        return self._plan(self._look(group, target), group, target)
 
     def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
         cancel.check()
-        fresh = self.plan(plan.group, plan.target)
+        look = self._look(plan.group, plan.target)
+        fresh = self._plan(look, plan.group, plan.target)
         if fresh.source != plan.source:
             raise MoveFailed(
                 f"{plan.group} is on {fresh.source}, not on {plan.source} any more: the plan is stale",
@@ -139,43 +151,82 @@ class PacemakerCluster:
             )
         if fresh.is_noop:
             return
-        before = self._tools.status()
-        own = self._own_pin(plan.group)
         self._register.place(
             plan.group,
             plan.target,
             run=run,
-            before=self._site_name(own.node) if own else "",
-            without_fencing=not before.fencing,
+            before=self._site_name(look.own.node) if look.own else "",
+            without_fencing=not look.status.fencing,
         )
         try:
-            (self._tools.replace if own else self._tools.place)(plan.group, self._host(plan.target))
-            self._watch(plan, before, cancel)
+            if placed := self._pin(self._tools, look.own, plan):
+                self._watch(plan, look.status, cancel)
         except BaseException as error:
             self._undo(plan, error)
             raise
+        if not placed:
+            self._register.take_back(plan.group, "not placed: another one came first")
+            raise MoveFailed(
+                f"{plan.group} was pinned to a node by somebody else meanwhile",
+                operation="move",
+                subject=plan.group,
+            )
 
     def release(self, group: str) -> None:
         """Takes our constraint back, unless the group would leave its node for that: then it stays until the
         next move."""
         self._require_known(group)
-        own = self._own_pin(group)
+        cib = self._tools.cib()
+        own = self._own_pin(group, read_cib(cib))
         if own is None:
             return
-        moved = self._tools.simulate(lambda copy: copy.take_back(group, own.node))
-        if any(action.kind != "monitor" for action in moved):
+        if self._tools.simulate(cib, lambda copy: copy.take_back(group, own.node)):
             return
         self._tools.take_back(group, own.node)
         self._register.take_back(group, "released")
 
     def check(self) -> list[Finding]:
         try:
-            self.view()
+            status, configured = self._tools.status(), read_cib(self._tools.cib())
+            here = self.here
         except ClusterError as error:
             return [Finding("NF-CLUSTER-001", "fail", error.message, error.hint)]
-        return []
+        findings = [
+            *crm_check.whole_cluster(status, configured, allowed=self._allow_without_fencing),
+            *crm_check.nodes(status, self._nodes),
+            *crm_check.installed(configured, self._agents),
+        ]
+        for name in self._groups:
+            view = self._group_view(name, status)
+            if view.state != "started":
+                text = f"{name} is {view.state} on {view.owner or 'no node'}: {view.note}"
+                findings.append(Finding("NF-CLUSTER-004", "fail", text, "start it; see `crm_mon -1rf`"))
+            findings += crm_check.group(self._group(name, status), status, configured)
+            if name in self._disks:
+                is_here = view.state == "started" and view.owner == here
+                findings += crm_check.stickiness(name, configured)
+                findings += crm_disk.disk(name, self._disks[name], configured, here=is_here)
+        ours = [pin.id for pin in configured.pins if self._is_ours(pin)]
+        return [*findings, *crm_check.pins(configured, ours)]
 
     # -- what stands in the way ---------------------------------------------------------------
+
+    def _look(self, group: str, target: str) -> _Look:
+        self._require_known(group)
+        if target not in (names := [spec.name for spec in self._nodes]):
+            raise choose(target, names, "node")
+        status = self._settled(group)
+        cib = self._tools.cib()
+        configured = read_cib(cib)
+        return _Look(status, cib, configured, self._own_pin(group, configured))
+
+    def _plan(self, look: _Look, group: str, target: str) -> MovePlan:
+        here = self._group_view(group, look.status)
+        problems = self._standing_problems(here, look.status)
+        if here.owner != target and not problems:
+            problems = self._moving_problems(group, here.owner, target, look)
+        plan = MovePlan(group, here.owner, target, tuple(problems))
+        return plan if problems or plan.is_noop else self._simulated(plan, look)
 
     def _standing_problems(self, here: GroupView, status: Status) -> list[str]:
         """Why nobody may rely on the group where it is."""
@@ -188,7 +239,8 @@ class PacemakerCluster:
             problems.append(f"{here.name} is {here.state} on {here.owner or 'no node'}: {here.note}")
         return problems
 
-    def _moving_problems(self, group: str, source: str, target: str, status: Status) -> list[str]:
+    def _moving_problems(self, group: str, source: str, target: str, look: _Look) -> list[str]:
+        status = look.status
         problems = []
         if not status.fencing and not self._allow_without_fencing:
             problems.append(
@@ -210,26 +262,31 @@ class PacemakerCluster:
         ends = (self._host(source), self._host(target))
         problems += [f"failed before: {f}" for f in status.failures if f.is_of(found) and f.node in ends]
         problems += [
-            f"{pin}, and it is not ours"
-            for pin in self._tools.configured().pins_of(found)
-            if not self._is_ours(pin)
+            f"{pin}, and it is not ours" for pin in look.configured.pins_of(found) if pin != look.own
         ]
         return problems
 
-    def _simulated_problems(self, group: str, source: str, target: str, status: Status) -> list[str]:
+    def _simulated(self, plan: MovePlan, look: _Look) -> MovePlan:
         """Requires the simulated cluster to move each member from source to target, and nothing else."""
-        own = self._own_pin(group)
-        host = self._host(target)
-
-        def change(copy: CrmTools) -> None:
-            (copy.replace if own else copy.place)(group, host)
-
-        members = self._group(group, status).members
-        wanted = {Action("move", member.name, self._host(source), host) for member in members}
-        would = set(self._tools.simulate(change))
+        asked = (plan, look.cib)
+        if self._last_simulated is not None and self._last_simulated[0] == asked:
+            return self._last_simulated[1]
+        source, target = self._host(plan.source), self._host(plan.target)
+        members = self._group(plan.group, look.status).members
+        wanted = {Action("move", member.name, source, target) for member in members}
+        would = set(self._tools.simulate(look.cib, lambda copy: self._pin(copy, look.own, plan)))
         problems = [f"the cluster would also {action}" for action in sorted(map(str, would - wanted))]
         problems += [f"the cluster would not {action}" for action in sorted(map(str, wanted - would))]
-        return problems
+        answer = replace(plan, problems=tuple(problems))
+        self._last_simulated = (asked, answer)
+        return answer
+
+    def _pin(self, tools: CrmTools, own: Pin | None, plan: MovePlan) -> bool:
+        """False when somebody else pinned the group meanwhile."""
+        if own is None:
+            return tools.place(plan.group, self._host(plan.target))
+        tools.replace(plan.group, self._host(plan.target))
+        return True
 
     # -- the move ------------------------------------------------------------------------------
 
@@ -304,8 +361,8 @@ class PacemakerCluster:
 
     # -- our constraint --------------------------------------------------------------------------
 
-    def _own_pin(self, group: str) -> Pin | None:
-        pins = (pin for pin in self._tools.configured().pins if pin.resource == group)
+    def _own_pin(self, group: str, configured: Configured) -> Pin | None:
+        pins = (pin for pin in configured.pins if pin.resource == group)
         return next((pin for pin in pins if self._is_ours(pin)), None)
 
     def _is_ours(self, pin: Pin) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from nightferry.cluster.crm import Action, Configured, Status, read_actions, read_cib, read_status
+from nightferry.cluster.crm import Action, Status, read_actions, read_status
 from nightferry.cluster.run import CLEAN_ENVIRONMENT, Finished, run_program
 from nightferry.errors import ClusterError
 
@@ -57,20 +56,18 @@ class CrmTools:
         """The cluster's configuration and state as it is now."""
         return self._run("cibadmin", "--query").stdout
 
-    def configured(self) -> Configured:
-        return read_cib(self.cib())
-
     def node(self) -> str:
         """What the cluster calls this node."""
         return self._run("crm_node", "--name").stdout.decode(errors="replace").strip()
 
-    def place(self, group: str, node: str) -> None:
-        """Pins the group to a node, unless it is pinned already: of two that try, one fails.
+    def place(self, group: str, node: str) -> bool:
+        """Pins the group to a node; False when it is pinned already: of two that try, one succeeds.
 
         Raises:
-            ClusterError: it is pinned already, or the cluster refuses.
+            ClusterError: the cluster refuses, or does not say whether it did it.
         """
-        self._run("cibadmin", "--create", "--scope", "constraints", "--xml-text", _pin(group, node))
+        constraint = ("--scope", "constraints", "--xml-text", _pin(group, node))
+        return self._run("cibadmin", "--create", *constraint, accept=EXISTS).code == 0
 
     def replace(self, group: str, node: str) -> None:
         """Pins a pinned group to another node in one step."""
@@ -80,28 +77,25 @@ class CrmTools:
         """Removes exactly this pin; whatever else pins the group or keeps it away stays."""
         self._run("cibadmin", "--delete", "--scope", "constraints", "--xml-text", _pin(group, node))
 
-    def simulate(self, change: Callable[[CrmTools], None]) -> tuple[Action, ...]:
+    def simulate(self, cib: bytes, change: Callable[[CrmTools], object]) -> tuple[Action, ...]:
         """What the cluster would do if ``change`` were made; nothing is changed.
 
         Args:
-            change: Is given tools that work on a copy of the cluster's configuration and state.
+            cib: Its configuration and state.
+            change: Is given tools that work on a copy of that.
         """
-        with self._copy() as path:
+        with tempfile.TemporaryDirectory(prefix="nightferry-plan-") as folder:
+            path = Path(folder) / "cib.xml"
+            path.write_bytes(cib)
             change(CrmTools({**self._env, "CIB_file": str(path)}))
             return read_actions(
                 self._run("crm_simulate", "--run", "--xml-file", str(path), "--output-as=xml").stdout
             )
 
-    @contextmanager
-    def _copy(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="nightferry-plan-") as folder:
-            path = Path(folder) / "cib.xml"
-            path.write_bytes(self.cib())
-            yield path
-
-    def _run(self, tool: str, *arguments: str) -> Finished:
+    def _run(self, tool: str, *arguments: str, accept: int = 0) -> Finished:
         """Raises:
-        ClusterError: the tool is not there, does not answer, or ends with another exit status than 0.
+        ClusterError: the tool is not there, does not answer, or ends with another exit status than 0 or
+            ``accept``.
         """
         program = shutil.which(tool, path=CLEAN_ENVIRONMENT["PATH"])
         if program is None:
@@ -111,7 +105,7 @@ class CrmTools:
                 subject=tool,
             )
         ended = run_program([program, *arguments], deadline_s=ANSWER_S, env=self._env)
-        if ended.code:
+        if ended.code not in (0, accept):
             meaning = MEANINGS.get(ended.code) or ended.said()
             raise ClusterError(
                 f"{tool}: {meaning} (exit status {ended.code})",

@@ -76,6 +76,7 @@ def _unique(site: Site) -> Iterator[Problem]:
     yield from _twice(("groups",), [g.name for g in site.groups])
     yield from _twice(("destinations",), [d.name for d in site.destinations])
     yield from _twice(("ndmp_servers",), [s.name for s in site.ndmp_servers])
+    yield from _twice(("hooks",), [h.name for h in site.hooks])
     for position, group in enumerate(site.groups):
         yield from _twice(("groups", position, "stores"), [s.name for s in group.stores])
 
@@ -119,6 +120,10 @@ def _groups(site: Site) -> Iterator[Problem]:
     back_groups = [b.name for b in site.back_groups]
     destinations = [d.name for d in site.destinations]
     servers = [s.name for s in site.ndmp_servers]
+    for position, hook in enumerate(site.hooks):
+        for name in hook.back_groups:
+            if name not in back_groups:
+                yield ("hooks", position, "back_groups"), _missing(name, back_groups, "BACK group")
     for position, group in enumerate(site.groups):
         here: KeyPath = ("groups", position)
         if group.back_group not in back_groups:

@@ -32,6 +32,8 @@ class NodeSettings(Section):
 class _ClusterBase(Section):
     nodes: tuple[NodeText, ...] = ()
     """Names like TEX-ACTV-1 and TEX-PASS-1, which say their role."""
+    worker_deadline: Annotated[Duration, Field(gt=0)] = 1800.0
+    """How long a node's work waits for a Prefect worker on that node."""
 
 
 class LocalClusterSettings(_ClusterBase):

@@ -5,12 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from nightferry.model.text import safe
+
 _SECRET = re.compile(
     r"""(?ix) \b ([\w-]*(?:password|secret|token|key|dsn|user)[\w-]*) (\s*=\s*)
     ("(?:[^"\\]|\\.)*" | '[^']*')"""
 )
 _CREDENTIALS_IN_URL = re.compile(r"://[^/\s\"']*@")
 _REFERENCE = re.compile(r"\b(env|file|block):[^\s\"',}]+")
+
+_TOLD = re.compile(
+    r"""(?ix) ([\w-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|credential)s?[\w-]* ["']? \s* [=:]) \s*
+    (?: "[^"]*" | '[^']*' | \S+ )"""
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}")
+
+
+def without_secrets(text: str) -> str:
+    """One line of what a foreign program said, safe to show, with what looks like a secret taken out."""
+    text = _CREDENTIALS_IN_URL.sub("://…@", text)
+    text = _BEARER.sub(r"\1 ‹redacted›", text)
+    return safe(_TOLD.sub(r"\1 ‹redacted›", text))
 
 
 def redacted(text: str) -> str:

@@ -36,6 +36,7 @@ from nightferry.model.fields import (
     keep_free_bytes,
     verify_share,
 )
+from nightferry.model.hooks import Hook
 from nightferry.model.names import choose, split_store
 from nightferry.model.nodes import (
     ClusterSettings,
@@ -137,6 +138,7 @@ class Site(Section):
     groups: tuple[Group, ...]
     destinations: tuple[Destination, ...] = ()
     ndmp_servers: tuple[NdmpServer, ...] = ()
+    hooks: tuple[Hook, ...] = ()
     retention: SiteRetention = SiteRetention()
 
     @property

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nightferry.errors import NightferryError
+from nightferry.errors import ClusterError, NightferryError
 from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.model.selection import diff
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.ops import surroundings
+from nightferry.ops.move import placement
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import free_room, may_free
+from nightferry.plan.layout import Layout
 from nightferry.units import format_size
 
 
@@ -42,6 +44,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *_catalog(opened),
             *surroundings.clock(opened),
             *_cluster(opened),
+            *surroundings.hooks(opened),
             *_destinations(opened),
             *_retention(opened),
             *_restore_roots(opened),
@@ -211,6 +214,19 @@ def _cluster(opened: OpenSite) -> Iterator[Finding]:
                 "fail",
                 f"{back_group.name} has no passive node to go to",
                 "name a passive node in [cluster] or in the BACK group's targets",
+            )
+    layout = Layout.of(opened.site.nodes)
+    try:
+        placed = placement(opened, opened.cluster.view())
+    except ClusterError:
+        return  # the cluster's own check said why
+    for name, node in placed.items():
+        if node is not None and node == layout.primary and layout.alternates:
+            yield Finding(
+                "NF-CLUSTER-011",
+                "warn",
+                f"{name} goes to the primary {node}, which a service would fail over to: no alternate can take it",
+                "bring an alternate back, or name targets for the BACK group",
             )
 
 

@@ -129,14 +129,19 @@ def look(opened: OpenSite, run: RunRecord) -> GateView:
     """What the gate says now. Changes nothing.
 
     Seal, approvals and owner token must stand on the disk *and* in the catalog; what only one of them knows
-    does not count.
+    does not count. On a node that does not have the disk this is what the catalog says; the gate itself opens only
+    where the disk is.
     """
     opened.catalog.refresh()
     seal = opened.catalog.seal(run.run)
     try:
-        disk = opened.disk(run.back_group)
-        reason = _why_closed(opened, run, disk, seal)
-        kept = disk.read_approvals(run.run)
+        if opened.sees(run.back_group):
+            disk = opened.disk(run.back_group)
+            reason = _why_closed(opened, run, disk, seal)
+            kept = disk.read_approvals(run.run)
+        else:
+            reason = "stage one is not sealed" if seal is None else _unsealed(opened, run, seal)
+            kept = opened.catalog.approvals(run.run)
     except ClusterError as error:
         reason, kept = error.message, []
     if seal is None or reason:
@@ -165,6 +170,10 @@ def _why_closed(opened: OpenSite, run: RunRecord, disk: BackDisk, seal: SealReco
     # A newer token on the disk is one whose writer did not live to record it.
     if token is None or (known is not None and not _follows(token, known)):
         return "the owner token on the disk is not the catalog's: it is not the disk we know"
+    return _unsealed(opened, run, seal)
+
+
+def _unsealed(opened: OpenSite, run: RunRecord, seal: SealRecord) -> str:
     sealed = {line.name for line in seal.stores if not _is_outdated(opened, line)}
     unsealed = {f"{group}/{store}" for group, store in due_stores(run)} - sealed
     return f"not sealed yet: {', '.join(sorted(unsealed))}" if unsealed else ""
@@ -187,7 +196,9 @@ def require_open(opened: OpenSite, run: RunRecord) -> GateView:
 
     Raises:
         GateClosed: naming what is missing.
+        NotOwner: the disk is on another node than this one.
     """
+    opened.require_here(opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
     view = look(opened, run)
     if view.state == "open":
         return view

@@ -67,4 +67,5 @@ def _options(settings: IscsiLibrary | ScsiLibrary, shared_locks: Path | None) ->
         elements=settings.elements,
         cartridge_bytes=settings.cartridge_bytes,
         reserve_bytes=settings.early_warning_reserve,
+        is_shared=shared_locks is not None,
     )

@@ -92,13 +92,13 @@ class Loss:
 
 
 def copies_on(opened: OpenSite, destination: str, barcode: str) -> list[CopyRecord]:
-    """The copies with a part on a cartridge that are not lost, by image."""
+    """The copies with a part on a cartridge that are neither lost nor expired, by image."""
     opened.catalog.refresh()
     found = [
         copy
         for copy in opened.catalog.all(CopyRecord)
         if copy.destination == destination
-        and copy.state != "lost"
+        and copy.state not in ("lost", "expired")
         and any(stop.barcode == barcode for stop in stops(copy))
     ]
     return sorted(found, key=lambda copy: (copy.image, copy.epoch))

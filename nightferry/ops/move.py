@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+from nightferry.cluster.base import ClusterView
+from nightferry.cluster.busy import users_of
 from nightferry.cluster.disk import OwnerToken
-from nightferry.errors import BusyError, ClusterError, GateClosed, MoveFailed
+from nightferry.errors import BusyError, ClusterError, ConfigError, GateClosed, MoveFailed
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
+from nightferry.ops.hooks import hooked
 from nightferry.ops.opened import OpenSite, operator
+from nightferry.plan.layout import Layout
+from nightferry.plan.placement import place
 from nightferry.progress import Cancel, Progress
 
 log = logging.getLogger(__name__)
+
+IDLE_WITHIN_S = 5.0
+"""Whoever looks at a disk in passing has left it by then."""
 
 
 def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: Cancel) -> str:
@@ -45,15 +56,44 @@ def to_passive(
         cancel: Seen while it waits and before the move.
 
     Raises:
+        ConfigError: ``to`` is no target.
         GateClosed: not every store is proven staged.
         NotOwner: the disk, which the gate reads, is on another node than this one.
         ClusterError: no passive node is usable.
         MoveFailed: the disk did not arrive; stage two must not read.
     """
-    opened.require_here(opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
+    if to is not None:
+        require_target(opened, run.back_group, to)
     require_open(opened, run)
     target = target_of(opened, run.back_group, to)
     return _when_free(opened, run, target, waits=True, progress=progress, cancel=cancel)
+
+
+SERVICE_S = 900.0
+"""How long a service may take until it is started somewhere for certain."""
+
+
+def wait_for_service(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> str:
+    """The node that serves a BACK group's stores; a failover of them or of the disk on its way is waited for.
+
+    Raises:
+        ClusterError: it is not certain after ``SERVICE_S``.
+        Cancelled: while it waited.
+    """
+    ends = opened.clock.monotonic() + SERVICE_S
+    said = False
+    while True:
+        try:
+            opened.cluster.where(back_group)
+            return opened.active_node(back_group)
+        except ClusterError as error:
+            if opened.clock.monotonic() >= ends:
+                raise
+            if not said:
+                said = True
+                progress.say(f"waiting for the service of {back_group}: {error.message}", subject=back_group)
+        cancel.check()
+        opened.clock.sleep(1.0)
 
 
 def require_handed_over(opened: OpenSite, back_group: str) -> None:
@@ -77,6 +117,26 @@ def require_handed_over(opened: OpenSite, back_group: str) -> None:
         )
 
 
+def take_over(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> None:
+    """Takes a disk that another node moved here through the gate: the first thing that work here does.
+
+    A disk that is taken already, or that is not here, is left alone.
+
+    Raises:
+        GateClosed: it came here, and not through the gate.
+        MoveFailed: it is not the disk we know.
+    """
+    if opened.here is None or not opened.sees(back_group):
+        return
+    opened.catalog.refresh()
+    newest = next(iter(opened.catalog.runs(back_group)), None)
+    token = opened.disk(back_group).owner()
+    if newest is None or newest.node == opened.here or (token is not None and token.node == opened.here):
+        return
+    require_open(opened, newest)
+    _when_free(opened, newest, opened.here, waits=True, progress=progress, cancel=cancel)
+
+
 def settle(opened: OpenSite, back_group: str, *, progress: Progress) -> None:
     """Takes back what the move here left in the cluster, once nothing depends on it any more.
 
@@ -89,28 +149,57 @@ def settle(opened: OpenSite, back_group: str, *, progress: Progress) -> None:
 
 
 def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
-    """The node a BACK group's disk would be handed to: ``to``, or the first usable one of its targets.
+    """The node a BACK group's disk would be handed to: ``to``, or the one that `plan.placement` gives it.
 
     Raises:
         ClusterError: no passive node is usable.
     """
     view = opened.cluster.view()
-    targets = [to] if to else [node.name for node in opened.site.targets(back_group)]
-    # After a failover a passive node serves the users: any other one comes before it.
-    mail_groups = [g.mail_group for g in opened.site.groups_of(back_group) if g.mail_group]
-    serving = {group.owner for name in mail_groups if (group := view.group(name)) is not None}
-    targets.sort(key=serving.__contains__)
-    owner = opened.cluster.where(back_group)
-    if to is None and owner in targets and owner not in serving:
-        targets = [owner]  # a rerun finds the disk where the first try brought it
-    usable = [t for t in targets if (node := view.node(t)) is not None and node.usable]
-    if not usable:
+    if to is not None:
+        targets = [to] if (node := view.node(to)) is not None and node.usable else []
+    else:
+        # Raises when nobody, or nobody for certain, owns the group.
+        opened.cluster.where(back_group)
+        chosen = placement(opened, view)[back_group]
+        targets = [chosen] if chosen is not None else []
+    if not targets:
+        asked = [to] if to else [node.name for node in opened.site.targets(back_group)]
         raise ClusterError(
-            f"no passive node can take {back_group}: {', '.join(targets) or 'none is configured'}",
+            f"no passive node can take {back_group}: {', '.join(asked) or 'none is configured'}",
             subject=back_group,
             operation="move",
         )
-    return usable[0]
+    return targets[0]
+
+
+def require_target(opened: OpenSite, back_group: str, node: str) -> None:
+    """The gate lets a disk by to a passive node only, or to one that the BACK group's ``targets`` name.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    names = {spec.name for spec in (*opened.site.passive_nodes, *opened.site.targets(back_group))}
+    if opened.site.node(node).name not in names:
+        raise ConfigError(
+            f"{node} is no target of {back_group}: the gate hands the disk to a passive node",
+            hint=f"there are: {', '.join(sorted(names))}; for maintenance see --ungated",
+            subject=node,
+        )
+
+
+def placement(opened: OpenSite, view: ClusterView) -> dict[str, str | None]:
+    """Which passive node takes which BACK group, as the cluster is now; None where none can."""
+    site = opened.site
+    mail_groups = {group.mail_group for group in site.groups if group.mail_group}
+    return place(
+        [b.name for b in site.back_groups],
+        Layout.of(site.nodes),
+        usable={node.name for node in view.nodes if node.usable},
+        # After a failover a passive node serves the users: any other one comes before it.
+        serving={group.owner for name in mail_groups if (group := view.group(name)) is not None},
+        owners={group.name: group.owner for group in view.groups if group.state == "started"},
+        targets={b.name: b.targets for b in site.back_groups if b.targets},
+    )
 
 
 def move_ungated(
@@ -120,13 +209,35 @@ def move_ungated(
     into the owner token and the catalog. A blank disk in the place of the one we knew is taken into use."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     run = f"maintenance by {operator()}: {reason}"
-    return _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+    with _hooked(opened, back_group, to, run, progress=progress, cancel=cancel):
+        node = _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+    settle(opened, back_group, progress=progress)
+    return node
 
 
 def _when_free(
     opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
 ) -> str:
     """Moves the run's disk when nobody reads from it any more."""
+    with _hooked(opened, run.back_group, target, run.run, progress=progress, cancel=cancel):
+        return _retried(opened, run, target, waits=waits, progress=progress, cancel=cancel)
+
+
+@contextmanager
+def _hooked(
+    opened: OpenSite, back_group: str, target: str, run: str, *, progress: Progress, cancel: Cancel
+) -> Iterator[None]:
+    """The site's hooks around a move, once however long it waits; none where the disk is there already."""
+    if opened.cluster.where(back_group) == target:
+        yield
+        return
+    with hooked(opened, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
+        yield
+
+
+def _retried(
+    opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
+) -> str:
     said = ""
     while True:
         try:
@@ -155,7 +266,8 @@ def _move(
 
     Else the first process that works on the target takes it: by the same call, which then moves nothing.
     """
-    plan = opened.cluster.plan(back_group, target)
+    cluster = opened.cluster
+    plan = cluster.plan(back_group, target)
     if plan.problems:
         raise MoveFailed(
             f"{back_group} cannot move to {target}: {'; '.join(plan.problems)}", subject=back_group
@@ -168,9 +280,10 @@ def _move(
     cancel.check()
     with opened.leases(back_group).exclusive():
         if not plan.is_noop:
+            _require_unused(opened, back_group, plan.source, cancel)
             progress.say(f"moving {back_group} from {plan.source} to {target}")
-            opened.cluster.move(plan, run=run, cancel=cancel)
-        if opened.cluster.where(back_group) != target:
+            cluster.move(plan, run=run, cancel=cancel)
+        if cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
         if opened.here not in (None, target):
             progress.say(f"{back_group} is on {target}, where its next work takes the disk")
@@ -182,6 +295,29 @@ def _move(
     _remember(opened, back_group, token)
     progress.say(f"{back_group} is on {target} (epoch {token.epoch})")
     return target
+
+
+def _require_unused(opened: OpenSite, back_group: str, source: str, cancel: Cancel) -> None:
+    """Nobody has anything open on the disk, else its stop would fail, and with fencing cost the node.
+
+    Raises:
+        MoveFailed: somebody has, and still has after some seconds.
+    """
+    if opened.here != source:
+        return  # where one machine plays every node nothing is unmounted; from elsewhere it cannot be seen
+    path = opened.disk(back_group).path
+    if path.stat().st_dev == Path("/").stat().st_dev:
+        return  # a folder of the root file system is never unmounted
+    end = opened.clock.monotonic() + IDLE_WITHIN_S
+    while users := users_of(path):
+        if opened.clock.monotonic() > end:
+            raise MoveFailed(
+                f"the disk of {back_group} is kept busy by {', '.join(users)}",
+                hint="end them, or let them leave the disk: it could not be unmounted; nothing was moved",
+                operation="move",
+                subject=back_group,
+            )
+        cancel.wait(0.25)
 
 
 def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bool) -> OwnerToken | None:

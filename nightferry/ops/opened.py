@@ -15,7 +15,7 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
@@ -25,6 +25,7 @@ from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
+from nightferry.cluster.reader_agent import working_on
 from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ClusterError, NotOwner, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
@@ -43,6 +44,13 @@ from nightferry.plan.staging import CopyPolicy
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
+
+NODE_VARIABLE = "NIGHTFERRY_NODE"
+"""Names the node that a process works on, where the machine's own name does not."""
+
+if TYPE_CHECKING:
+    from nightferry.ops.ownership import Watch
+    from nightferry.ops.run import BorrowedLock
 
 DEFAULT_STREAMS = 4
 """Images written to a folder at once when the site file does not say."""
@@ -84,8 +92,13 @@ class OpenSite:
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
         self._throttles: dict[str, Throttle] = {}
-        self.held: dict[str, RunLock] = {}
-        """BACK groups whose run lock this process holds; see ``ops.run.run_lock``."""
+        self.held: dict[str, RunLock | BorrowedLock] = {}
+        """BACK groups whose run lock this process holds, or works under; see ``ops.run.run_lock``."""
+        self.watches: dict[str, Watch] = {}
+        """BACK groups whose disks this process works on; see ``ops.ownership.watched``."""
+        self.watch_lock = threading.Lock()
+        self.recheck_s = 5.0
+        """Seconds between two looks at a disk that is worked on."""
 
     # -- the parts ----------------------------------------------------------------------------
 
@@ -105,6 +118,7 @@ class OpenSite:
                     self.site.nodes,
                     groups,
                     CatalogConstraints(self.catalog, self.clock),
+                    disks={b.name: b.path for b in self.site.back_groups},
                     allow_without_fencing=settings.allow_without_fencing,
                     move_s=settings.move_deadline,
                 )
@@ -125,12 +139,24 @@ class OpenSite:
 
     @cached_property
     def here(self) -> str | None:
-        """The node this process runs on; None where one machine plays every node.
+        """The node this process runs on, by ``NIGHTFERRY_NODE`` or as the cluster knows this machine; None where
+        one machine plays every node.
 
         Raises:
+            ConfigError: ``NIGHTFERRY_NODE`` names none of the site's nodes.
             ClusterError: the cluster does not know this machine.
         """
-        return self.cluster.here
+        named = os.environ.get(NODE_VARIABLE)
+        return self.site.node(named).name if named else self.cluster.here
+
+    def sees(self, back_group: str) -> bool:
+        """Whether the BACK group's disk is on this node for certain; always where one machine plays every node."""
+        if self.here is None:
+            return True
+        try:
+            return self.cluster.where(back_group) == self.here
+        except ClusterError:
+            return False
 
     def require_here(self, node: str, what: str) -> None:
         """Raises:
@@ -142,6 +168,27 @@ class OpenSite:
                 hint=f"run the same command on {node}",
                 subject=node,
             )
+
+    @contextmanager
+    def working_on(
+        self, *, group: str = "", back_group: str = "", cancel: Cancel, if_here: bool = False
+    ) -> Iterator[Cancel]:
+        """Work on the disks of a storage group's service and of a BACK group, until their reader agents ask for
+        its end.
+
+        Args:
+            group: The storage group; empty: none's.
+            back_group: The BACK group; empty: none's.
+            cancel: The wish to stop that the work had anyway; the work looks at what it gets in its place.
+            if_here: What is not on this node is none of the work's business.
+
+        Raises:
+            GroupStopping: one of them is not here, or is being stopped here.
+        """
+        known = next((g for g in self.site.groups if g.name == group), None)
+        names = [name for name in (known.mail_group if known else "", back_group) if name]
+        with working_on(names, cancel, if_here=if_here) as narrower:
+            yield narrower
 
     def active_node(self, back_group: str) -> str:
         """The node that stages: where the service of the BACK group's storage groups is now.

@@ -24,7 +24,14 @@ from nightferry.destination.base import Destination, Found
 from nightferry.errors import CatalogError, ConfigError, IntegrityError, MediumDamaged
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import parse_run
-from nightferry.model.records import CartridgeRecord, CopyRecord, ImageRecord, LeaseRecord, RunRecord
+from nightferry.model.records import (
+    THERE,
+    CartridgeRecord,
+    CopyRecord,
+    ImageRecord,
+    LeaseRecord,
+    RunRecord,
+)
 from nightferry.model.site import Site, is_bucket
 from nightferry.model.text import safe
 from nightferry.ops.opened import OpenSite
@@ -248,8 +255,10 @@ def _settle_missing(
     there = {(one.image, one.epoch) for one in found}
     missing_media = _cartridges_elsewhere(catalog, destination)
     for copy in catalog.all(CopyRecord):
-        if copy.destination != destination.name or (copy.image, copy.epoch) in there or copy.state == "lost":
+        if copy.destination != destination.name or (copy.image, copy.epoch) in there:
             continue
+        if copy.state not in THERE and copy.state != "writing":
+            continue  # it is known to be gone, or to be going
         parts = copy.location.get("parts", ())
         if any(part["barcode"] in missing_media for part in parts):
             done.elsewhere.append(copy.image)

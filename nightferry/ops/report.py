@@ -172,19 +172,21 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
     for image in images:
         done = {c.destination for c in copies[image.image] if c.state in (*OUTLIVED, "verified")}
         missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in done]
-    token = opened.disk(run.back_group).owner()
+    sees = opened.sees(run.back_group)
+    owner = opened.disk(run.back_group).owner() if sees else opened.catalog.owner(run.back_group)
     return NightResult(
         run=run,
         images=images,
         copies=copies,
         failures=tuple(f for f in opened.catalog.failures(run.run) if (f.group, f.store) in due),
         gate=look(opened, run),
-        owner=token.node if token else "",
+        owner=owner.node if owner else "",
         missing_copies=tuple(missing),
         owed_before=tuple(
             (o.image.image, o.destination) for o in owed(opened, run.back_group) if o.image.run != run.run
         ),
-        lost=tuple(image.image for image in lost_images(opened, run) if image in images),
+        # Of a disk on another node the catalog cannot say what it lost.
+        lost=tuple(i.image for i in lost_images(opened, run) if i in images) if sees else (),
         staged_only=staged_only,
     )
 

@@ -22,6 +22,7 @@ from nightferry.errors import (
     ConfigError,
     CopyMissing,
     DestinationError,
+    GroupStopping,
     IntegrityError,
     MediumDamaged,
     NeedsRecall,
@@ -310,14 +311,19 @@ def restore(
         IntegrityError: no place could give it back, one of them because of wrong bytes; what was wrong was
             not left looking whole.
         DestinationError, BusyError: no place could be read.
+        GroupStopping: the cluster takes the service's disks away.
         Cancelled: between two pieces.
     """
     subject = f"{plan.image.group}/{plan.image.store}"
     damaged: list[str] = []
     errors: list[NightferryError] = []
-    with TargetTree(
-        plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner, below=below
-    ) as tree:
+    with (
+        # The target may lie on the service's own disks.
+        opened.working_on(group=plan.image.group, cancel=cancel, if_here=True) as stop,
+        TargetTree(
+            plan.target, overwrite=overwrite, privileged=privileged, map_owner=map_owner, below=below
+        ) as tree,
+    ):
         _require_no_journals(plan)
         _tell_absent(plan, tree)
         done: set[bytes] = set()
@@ -325,8 +331,13 @@ def restore(
         for place in turns:
             try:
                 progress.say(_road(plan, place), subject=subject)
-                turns.ready(place, progress=progress, cancel=cancel)
-                with open_place(opened, plan.image, place) as reader:
+                turns.ready(place, progress=progress, cancel=stop)
+                with (
+                    opened.working_on(
+                        back_group=opened.back_group_of(plan.image) if place.copy is None else "", cancel=stop
+                    ) as narrower,
+                    open_place(opened, plan.image, place) as reader,
+                ):
                     # The index at hand: on tape the one at the image's end is a long way off and back.
                     index = opened.catalog.index(plan.image.image)
                     image = ImageReader(reader, index=index)
@@ -336,10 +347,10 @@ def restore(
                         tree,
                         done=done,
                         progress=progress,
-                        cancel=cancel,
+                        cancel=narrower,
                         subject=subject,
                     )
-            except (IntegrityError, DestinationError, BusyError) as error:
+            except (IntegrityError, DestinationError, BusyError, GroupStopping) as error:
                 if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
                     continue
                 errors.append(error)

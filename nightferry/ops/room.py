@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nightferry.model.records import FreedRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.ownership import confirm
 from nightferry.plan.staging import freeable
 from nightferry.transfer.durable import durable_rename
 
@@ -26,7 +27,11 @@ def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) ->
     """Frees what staging may give back; see ``plan.staging.freeable`` for the rule.
 
     An image that an interrupted call freed on record, but not on the disk, goes first.
+
+    Raises:
+        NotOwner: the disk is worked on, and not ours any more.
     """
+    confirm(opened, back_group)
     opened.catalog.refresh()
     for image in _on_disk(opened, back_group):
         if opened.catalog.freed(image.image):

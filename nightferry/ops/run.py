@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
 from nightferry.catalog.locks import RunLock
-from nightferry.errors import BusyError, Cancelled, ConfigError
+from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
 from nightferry.ops.leftovers import clear_leftovers
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.plan.window import night_start, run_name, window_of
 from nightferry.progress import Cancel, Progress
+
+log = logging.getLogger(__name__)
+
+_MISSED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +56,28 @@ def run_lock(
     moment: datetime | None = None,
     progress: Progress,
     cancel: Cancel,
-) -> Iterator[RunLock]:
+    under: str | None = None,
+) -> Iterator[RunLock | BorrowedLock]:
     """Holds the BACK group for this process; it is given back when the process dies (``catalog/locks.py``).
 
-    Inside itself (a subflow of the night) it gives the lock that is held already.
+    Inside itself (a subflow of the night) it gives the lock that is held already. A part of the night on another
+    node works ``under`` the lock of the process that sent it there, named by its key, and is told to stop by
+    ``cancel`` when that one does not hold it any more.
 
     A run of the same window that is at work elsewhere is busy. One of an *older* window (its stage two
     overran) is treated as ``on_overrun`` says: asked to drain at an image boundary, waited for, or left
     alone.
 
     Raises:
-        BusyError: another process runs this window, or ``on_overrun = "skip"``; or this one gave no sign of
-            life for so long that another took the BACK group over.
+        BusyError: another process runs this window, or ``on_overrun = "skip"``, or the night that this is a part
+            of has ended; or this one gave no sign of life for so long that another took the BACK group over.
     """
     if back_group in opened.held:
         yield opened.held[back_group]
+        return
+    if under is not None:
+        with _borrowed(opened, back_group, under, cancel) as borrowed:
+            yield borrowed
         return
     window = window_now(opened, back_group, moment)
     lock = opened.catalog.run_lock(back_group)
@@ -101,6 +114,74 @@ def run_lock(
     finally:
         del opened.held[back_group]
         lock.release()
+
+
+def lock_key(opened: OpenSite, back_group: str) -> str:
+    """What a process on another node, sent there by the holder of the run lock, knows the lock by.
+
+    Raises:
+        BusyError: nobody holds it.
+    """
+    holder = opened.catalog.run_lock(back_group).holder()
+    if holder is None:
+        raise _night_ended(back_group)
+    return holder.key
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedLock:
+    """A lock that another process holds, for the work that it sent here."""
+
+    key: str
+    since: datetime
+
+    def name_run(self, run: str) -> None:
+        """Its holder has named it."""
+
+
+@contextmanager
+def _borrowed(opened: OpenSite, back_group: str, key: str, cancel: Cancel) -> Iterator[BorrowedLock]:
+    since = _since(opened, back_group, key)
+    if since is None:
+        raise _night_ended(back_group)
+    ended = threading.Event()
+
+    def watch() -> None:
+        missed = 0
+        while not ended.wait(opened.recheck_s):
+            missed = 0 if _since(opened, back_group, key) is not None else missed + 1
+            # Once is not enough: while its holder writes its name into it, the lock is nobody's for a moment.
+            if missed == _MISSED:
+                cancel.set(str(_night_ended(back_group)))
+                return
+
+    watcher = threading.Thread(target=watch, name=f"night of {back_group}", daemon=True)
+    opened.held[back_group] = lock = BorrowedLock(key, since)
+    watcher.start()
+    try:
+        yield lock
+    finally:
+        ended.set()
+        watcher.join()
+        del opened.held[back_group]
+
+
+def _since(opened: OpenSite, back_group: str, key: str) -> datetime | None:
+    """Since when the lock is held by the process that the key names; None when it is not, or cannot be seen."""
+    try:
+        holder = opened.catalog.run_lock(back_group).holder()
+    except CatalogError as error:
+        log.warning("cannot see whether the night of %s goes on: %s", back_group, error.message)
+        return None
+    return holder.since if holder is not None and holder.key == key else None
+
+
+def _night_ended(back_group: str) -> BusyError:
+    return BusyError(
+        f"the night of {back_group} that this was a part of has ended",
+        hint="rerun the night: it goes on where it stopped",
+        subject=back_group,
+    )
 
 
 def _wait_for(acquire: Callable[[], None], lock: RunLock, opened: OpenSite, cancel: Cancel) -> None:

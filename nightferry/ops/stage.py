@@ -32,6 +32,7 @@ from nightferry.model.names import image_name
 from nightferry.model.records import FailureRecord, ImageRecord, ImageState, Outcomes, RunRecord
 from nightferry.model.stores import StoreRef, Tolerate
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.room import free_room, free_staging, remove_staged, side_path
 from nightferry.ops.run_log import log_image
 from nightferry.ops.sources import open_source
@@ -67,13 +68,29 @@ def stage_store(
         ConfigError: the store is not in the site file any more, or its path is missing.
         StoreUnreadable: it cannot be read for now (retryable).
         StagingFull: it does not fit; its partial is gone.
-        NotOwner: this node does not own the BACK disk.
+        NotOwner: this node does not own the BACK disk, or lost it meanwhile.
         IntegrityError: what was written does not read back.
+        GroupStopping: the cluster takes the store's or the disk's group away; nothing whole was left.
         Cancelled: stopped between two buffers; nothing whole was left.
     """
     definition = _defined(opened, group, store)
+    with (
+        opened.working_on(group=group, back_group=run.back_group, cancel=cancel) as narrower,
+        watched(opened, run.back_group, narrower, require_owner(opened, run)) as owned,
+    ):
+        return _stage(opened, run, definition, progress=progress, cancel=owned)
+
+
+def _stage(
+    opened: OpenSite,
+    run: RunRecord,
+    definition: StoreRef,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+) -> ImageRecord:
+    group, store = definition.group.name, definition.store.name
     image = image_name(run.run, group, store, run.level)
-    require_owner(opened, run)
     known = opened.catalog.latest(ImageRecord, image)
     again = known is not None and may_come_whole(opened, known)
     if known is not None and not again and is_safe(opened, known):
@@ -89,6 +106,7 @@ def stage_store(
             return adopted
     record, summary = _write(opened, run, definition, target, progress=progress, cancel=cancel)
     read_back(target, summary.chunks, opened.site.staging.verify_share, cancel=cancel)
+    confirm(opened, run.back_group)
     _record(opened, record, summary.index, summary.chunks)
     return record
 
@@ -169,13 +187,16 @@ def _write(
     progress: Progress,
     cancel: Cancel,
 ) -> tuple[ImageRecord, ImageSummary]:
-    """Writes the image and gives it its name; when that fails, nothing of it is left."""
+    """Writes the image and gives it its name; when that fails, nothing of it is left, except on a disk that
+    is not ours any more: that one is left as it is, and its half-written image has no name."""
     _discard(target)
     try:
         return _write_image(opened, run, definition, target, progress=progress, cancel=cancel)
     except BaseException as error:
-        _discard(target)
         progress.end(definition.name, "cancelled" if isinstance(error, Cancelled) else "failed")
+        # What fails on a disk that was lost failed because of that, and there is nothing of ours to clear.
+        confirm(opened, run.back_group)
+        _discard(target)
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise StagingFull(
                 f"no room left on {opened.site.back_group(run.back_group).path} for {definition.name}",
@@ -183,6 +204,16 @@ def _write(
                 operation="stage",
             ) from error
         raise
+
+
+def _give_up(opened: OpenSite, run: RunRecord, sink: DirectWriter) -> None:
+    """Takes a half-written image away; on a disk that is not ours any more nothing is changed."""
+    try:
+        confirm(opened, run.back_group)
+    except NotOwner:
+        sink.abandon()
+        raise
+    sink.abort()
 
 
 def _discard(target: Path) -> None:
@@ -232,7 +263,7 @@ def _write_image(
                     source.write(writer, progress=progress, cancel=cancel, subject=subject)
                     summary = writer.finish()
             except BaseException:
-                sink.abort()
+                _give_up(opened, run, sink)
                 raise
     finally:
         source.close()
@@ -268,6 +299,7 @@ def _write_image(
     )
     if meter.is_degraded:
         progress.say(f"{subject} slowed down by more than 10 % over 20 minutes: degraded", subject=subject)
+    confirm(opened, run.back_group)
     opened.catalog.keep_samples(record.image, to_json_lines(meter.samples))
     replace_file(side_path(target, "chunks"), summary.chunks)
     replace_file(side_path(target, "meta.json"), record.model_dump_json(indent=1).encode() + b"\n")

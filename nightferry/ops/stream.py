@@ -33,6 +33,7 @@ from nightferry.errors import (
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded, open_copy
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.room import set_aside, side_path
 from nightferry.ops.stage import proven_chunks, read_index
 from nightferry.progress import Cancel, Progress
@@ -152,14 +153,17 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
     """Every copy that the images on a BACK group's staging still owe; what was owed longest comes first.
 
     Partial images are owed too once an operator approved them; an image that neither is whole nor approved
-    stays on staging until its run is settled.
+    stays on staging until its run is settled. A node that does not have the disk goes by the catalog alone.
     """
     opened.catalog.refresh()
+    sees = opened.sees(back_group)
     groups = {g.name: g for g in opened.site.groups}
     found = []
     for image in reversed(opened.catalog.images()):
         group = groups.get(image.group)
-        if group is None or opened.back_group_of(image) != back_group or not opened.is_staged(image):
+        if group is None or opened.back_group_of(image) != back_group:
+            continue
+        if not (opened.is_staged(image) if sees else not opened.catalog.freed(image.image)):
             continue
         if image.state != "whole" and not opened.catalog.accepted(image):
             continue
@@ -182,16 +186,38 @@ def stream_image(
     Raises:
         DestinationError: ``retryable`` says whether another try can help.
         IntegrityError: the staged image, or what the destination gave back, is damaged.
+        GroupStopping: the cluster takes the disk away.
+        NotOwner: the disk that it is read from is not this node's any more; no copy was made.
         Cancelled: between two chunks.
     """
     copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
         return copy
     path = opened.staged_path(image)
+    back_group = opened.back_group_of(image)
+    with (
+        opened.working_on(back_group=back_group, cancel=cancel) as narrower,
+        watched(opened, back_group, narrower) as owned,
+    ):
+        return _from_staging(opened, image, path, back_group, destination, progress=progress, cancel=owned)
+
+
+def _from_staging(
+    opened: OpenSite,
+    image: ImageRecord,
+    path: Path,
+    back_group: str,
+    destination: str,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+) -> CopyRecord:
     try:
         outgoing = StagedOutgoing(image, path, cancel=cancel)
         return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     except StagedDamage:
+        # What is read in the place of a disk that is gone says nothing of the image.
+        confirm(opened, back_group)
         # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
         set_aside(path)
         log.warning("image %s is damaged on staging: set aside", image.image)

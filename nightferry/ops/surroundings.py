@@ -50,6 +50,24 @@ def packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> Iterator[F
             )
 
 
+def hooks(opened: OpenSite) -> Iterator[Finding]:
+    """Hooks run with our rights: a program that others can write is theirs to command."""
+    for hook in opened.site.hooks:
+        program = Path(hook.command[0])
+        try:
+            status = program.stat()
+        except OSError as error:
+            text = f"hook {hook.name}: {program}: {error.strerror}"
+            yield Finding("NF-HOOK-001", "fail", text, "install the program, or correct its path")
+            continue
+        if not os.access(program, os.X_OK, effective_ids=True):
+            text = f"hook {hook.name}: {program} cannot be run by this user"
+            yield Finding("NF-HOOK-001", "fail", text, f"`chmod +x {program}`")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o002:
+            text = f"hook {hook.name}: others can write {program}"
+            yield Finding("NF-HOOK-002", "fail", text, f"`chown root {program}`, `chmod o-w {program}`")
+
+
 def prefect_api(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Whoever can write to the Prefect API commands the workers."""
     url = environment.get("PREFECT_API_URL", "")

@@ -188,10 +188,13 @@ def remake_copy(
     last: NightferryError | None = None
     turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination])
     for place in turns:
-        with opened.scratch(image) as scratch:
+        with (
+            opened.working_on(back_group=opened.back_group_of(image), cancel=cancel) as narrower,
+            opened.scratch(image) as scratch,
+        ):
             try:
-                turns.ready(place, progress=progress, cancel=cancel)
-                _fetch(opened, image, place, scratch, cancel)
+                turns.ready(place, progress=progress, cancel=narrower)
+                _fetch(opened, image, place, scratch, narrower)
             except (IntegrityError, DestinationError, BusyError) as error:
                 if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
                     continue
@@ -200,8 +203,8 @@ def remake_copy(
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
                     mark_damaged(opened, place.copy, error)
                 continue
-            outgoing = StagedOutgoing(image, scratch, chunks=proven_chunks(opened, image), cancel=cancel)
-            return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
+            outgoing = StagedOutgoing(image, scratch, chunks=proven_chunks(opened, image), cancel=narrower)
+            return make_copy(opened, outgoing, destination, progress=progress, cancel=narrower)
     if last is not None:
         raise last
     raise CopyMissing(f"image {image.image} can be read nowhere but at {destination}", subject=image.image)

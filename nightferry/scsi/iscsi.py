@@ -175,6 +175,8 @@ class IscsiTransport:
     def _error(self, context: int) -> str:
         said: bytes = self._library.iscsi_get_error(context) or b""
         text = "".join(c for c in said.decode("utf-8", "replace") if c.isprintable()).strip()
+        if "reconnect" in text:
+            return "the connection was refused, or broke"  # the library's word for not doing what it is told not to
         return text or f"no answer in {_CONNECT_S:.0f} s"
 
     def _serve(self, context: int, deadline: float) -> bool:

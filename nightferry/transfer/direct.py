@@ -231,6 +231,11 @@ class DirectWriter:
         self._file.close()
         self._file.remove()
 
+    def abandon(self) -> None:
+        """Closes the file and leaves it as it is: the disk is not this node's to change any more."""
+        self._release()
+        self._file.close()
+
     # Filling
 
     def _copy(

@@ -10,6 +10,8 @@ from nightferry.cluster.verbs import verbs
 from nightferry.errors import ClusterError, ConfigError, MoveFailed
 from nightferry.model.nodes import CommandClusterSettings, specify
 from nightferry.progress import Cancel
+from tests.conftest import needs
+from tests.support.crm_file import CrmFile
 from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK, MAIL, PRIMARY, FakeCluster
 
 
@@ -25,6 +27,19 @@ class LocalRig:
     def offline(self, node):
         owners = {group.name: group.owner for group in self.open().view().groups}
         self.path.write_text(json.dumps({"owners": owners, "offline": [node]}))
+
+
+class PacemakerRig:
+    """The Pacemaker driver over Pacemaker's own tools, with the cluster in a file."""
+
+    def __init__(self, folder, monkeypatch):
+        self.file = CrmFile(folder)
+
+    def open(self):
+        return self.file.cluster()
+
+    def offline(self, node):
+        self.file.lose(node)
 
 
 class CommandRig:
@@ -58,13 +73,15 @@ class PowerShellRig(CommandRig):
 
 RIGS = {
     "local": LocalRig,
+    "pacemaker": PacemakerRig,
     "command": CommandRig,
     "windows-cluster-exe": ClusterExeRig,
     "windows-powershell": PowerShellRig,
 }
+NEEDS = {"pacemaker": needs("crm_simulate", "crm_mon", "cibadmin")}
 
 
-@pytest.fixture(params=RIGS)
+@pytest.fixture(params=[pytest.param(name, marks=NEEDS.get(name, ())) for name in RIGS])
 def rig(request, tmp_path, monkeypatch):
     return RIGS[request.param](tmp_path, monkeypatch)
 

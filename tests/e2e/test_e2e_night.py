@@ -53,9 +53,11 @@ def test_a_whole_night_ends_completed_and_its_graph_reads_like_the_night(site):
     night = state.state_details.flow_run_id
     parts = until(lambda: len(found := subflows(night)) == 3 and found)
     assert set(parts) == {f"stage one of {run.run}", f"move {BACK}", f"stage two of {BACK}"}
-    assert {f"{BACK} to the active node", f"seal {run.run}", f"gate {BACK}"} <= set(task_runs(night))
+    moved = parts[f"move {BACK}"]["id"]
+    until(lambda: set(task_runs(moved)) >= {f"gate {BACK}", f"{BACK} to a passive node"})
     staged = parts[f"stage one of {run.run}"]["id"]
     expected = {"stage SG1/priv1", "stage SG1/priv2", "stage SG2/shares"}
+    expected |= {f"{BACK} to the active node", f"seal {run.run}"}
     until(lambda: set(task_runs(staged)) >= expected)
     stage_two = parts[f"stage two of {BACK}"]["id"]
     until(lambda: set(task_runs(stage_two)) >= {f"free staging of {BACK}", "catalog to tape"})
@@ -118,7 +120,7 @@ def test_a_store_in_a_batch_is_tried_again_on_its_own(site, failing, monkeypatch
     assert (len(attempts), len(others)) == (3, 1)
     staged = subflows(state.state_details.flow_run_id)[f"stage one of {run}"]
     assert staged["state_name"] == "Partial"
-    until(lambda: set(task_runs(staged["id"])) == {"stage 2 small stores of SG1"})
+    until(lambda: "stage 2 small stores of SG1" in task_runs(staged["id"]))
 
 
 def test_a_store_that_stays_unreadable_holds_the_gate_and_its_retry_ends_the_night(

@@ -108,6 +108,7 @@ def missing_keys(document: Any, documented: dict[str, Field]) -> Iterator[str]:
 
 SAME = {
     "nightferry media inventory": "nightferry media list",
+    "nightferry media export": "nightferry media move",
     "nightferry selection diff": "nightferry selection show",
     "nightferry hold remove": "nightferry hold add",
 }
@@ -179,6 +180,7 @@ def test_the_page_says_exactly_what_is_printed(
     run("nightferry media show", "A00001L9")
     run("nightferry media show", "A00002L9")
     run("nightferry media label", "A00002L9")
+    _media(site, run)
     run("nightferry selection show", "SG1")
     site.edit('name = "ledger"', 'name = "books"')
     run("nightferry selection diff", "SG1", code=3)
@@ -186,6 +188,7 @@ def test_the_page_says_exactly_what_is_printed(
     run("nightferry selection fix", "SG1")
     with site.opened() as here, here.leases(BACK).read("a test"):
         run("nightferry cluster view")
+    run("nightferry cluster install-agent", "--agents", tmp_path / "agents")
     run("nightferry cluster move --dry-run", BACK)
     run("nightferry cluster move", BACK)
     run("nightferry tune", tmp_path, "--size", "64 KiB")
@@ -208,6 +211,25 @@ def test_the_page_says_exactly_what_is_printed(
     said.add("nightferry deploy", process(site.file, "deploy", "--dry-run", "--json", env=state).document)
     said.add("nightferry server status", process(site.file, "server", "status", "--json", env=state).document)
     _hold_the_page_to(said)
+
+
+def _media(site: CommandSite, run: Callable[..., dict[str, Any]]) -> None:
+    """Cartridges that come, go and are given up, on a night of their own so that the others keep their copies."""
+    (site.root / "vtl/drives/0.alerts").write_text("media life\n")
+    run("nightferry verify", "--copy", "tape")
+    (site.root / "vtl/drives/0.alerts").unlink()
+    run("nightferry media list")
+    run("nightferry media show", "A00001L9")
+    run("nightferry media move", "A00004L9", "--to", "slot", "3")
+    for barcode in ("A00001L9", "A00004L9"):
+        run("nightferry media export", barcode)
+    run("nightferry verify", "--copy", "tape")
+    run("nightferry media import")
+    run("nightferry media retire", "A00001L9", "--reason", "a test")
+    run("nightferry media move", "A00001L9", "--to", "slot", "0")
+    run("nightferry media erase", "A00001L9", "--dry-run")
+    run("nightferry media erase", "A00001L9", "--yes")
+    run("nightferry copy", "--missing", "--to", "tape")
 
 
 def _expiry(site: CommandSite, run: Callable[..., dict[str, Any]], said: Said) -> None:

@@ -140,7 +140,6 @@ LATER = (
     ("plan",),
     ("ndmp", "probe", "nas1"),
     ("log", "status"),
-    ("catalog", "rebuild", "--copy", "tape", "--to", "/x"),
     ("restore", "group", "SG1", "--to", "/x", "--until", "now"),
 )
 
@@ -166,7 +165,6 @@ KINDS = {
         'kind = "command"\n  backup = ["/usr/bin/dump"]\n  restore = ["/usr/bin/load", "{{target}}"]',
         "",
     ),
-    "pacemaker": ('kind = "local"', 'kind = "pacemaker"', ""),
     "scsi": (
         'kind = "virtual", path = "{root}/vtl", drives = 1, slots = 4, cartridge_bytes = "256 MiB"',
         'kind = "scsi", changer = "/dev/sg3", drives = ["/dev/nst0"]',

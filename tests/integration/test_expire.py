@@ -247,7 +247,10 @@ def test_expired_images_leave_the_list_and_stay_in_the_log(aged: Aged, nightferr
     assert sorted(i["image"] for i in gone) == sorted(image(d, s) for d in (10, 11) for s in "ab")
     assert {c["state"] for i in gone for c in i["copies"]} == {"expired"}
     assert nightferry(site.file, "copies", image(10)).code == 0
-    assert nightferry(site.file, "restore", "store", "SG1/a", "--image", image(10), "--to", "/x").code == 20
+    assert (
+        nightferry(site.file, "restore", "store", "SG1/a", "--image", image(10), "--to", site.home / "x").code
+        == 20
+    )
 
 
 def test_what_a_run_owes_stays_and_an_unproved_copy_takes_no_place(make_site: MakeSite) -> None:

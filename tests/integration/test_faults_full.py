@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from io import RawIOBase
@@ -22,6 +21,7 @@ from nightferry.source import files
 from nightferry.transfer import newfile
 from tests.conftest import needs
 from tests.support import night
+from tests.support.disks import ext4
 from tests.support.outside import compare_tar
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -34,21 +34,8 @@ DISK_BYTES = 32 * MIB
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real ext4 of 32 MiB, mounted."""
-    stop = pytest.fail if os.environ.get("NIGHTFERRY_REQUIRE_SERVERS") == "1" else pytest.skip
-    if os.geteuid() != 0:
-        stop("mounting a small disk needs root")
-    image, place = tmp_path / "disk.img", tmp_path / "disk"
-    place.mkdir()
-    with image.open("wb") as file:
-        file.truncate(DISK_BYTES)
-    subprocess.run(["mkfs.ext4", "-q", "-b", "4096", "-m", "0", "-O", "^has_journal", image], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", image, place], capture_output=True, text=True)
-    if mounted.returncode:
-        stop(f"no loop mounts here: {mounted.stderr.strip()}")
-    try:
+    with ext4(tmp_path, DISK_BYTES) as place:
         yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 def on_small_disk(make_site: Callable[..., SmallSite], disk: Path, **options: Any) -> SmallSite:

@@ -172,12 +172,19 @@ def test_what_is_on_record_and_not_there_is_lost(make_site: MakeSite, nightferry
     site = make_site(copies=("folder",))
     nights(site, "folder", delivered=(True,))
     gone = next(image for image in folder_copies(site.objects) if ".b." in image)
-    shutil.rmtree(site.objects / "images" / gone)
+    expired = next(image for image in folder_copies(site.objects) if ".a." in image)
+    with site.open(HandClock()) as opened:
+        (copy,) = opened.catalog.copies(expired)
+        opened.catalog.append(copy.model_copy(update={"state": "expired"}))
+        deliver_catalog(opened, "folder", HandClock().now() + timedelta(hours=1))
+    for image in (gone, expired):
+        shutil.rmtree(site.objects / "images" / image)
     lose(site)
     document = rebuilt(site, "folder", nightferry, code=3)
     assert document["lost"] == [gone]
     with site.open() as opened:
-        assert [copy.state for copy in opened.catalog.copies(gone)] == ["lost"]
+        states = {copy.image: copy.state for copy in opened.catalog.all(CopyRecord)}
+        assert states == {gone: "lost", expired: "expired"}
 
 
 def test_a_cartridge_that_is_not_in_the_library_keeps_its_copies(

@@ -97,7 +97,7 @@ def test_a_night_killed_at_any_phase_goes_on_after_the_leases_time(
         def say(self, text: str, subject: str = "") -> None:
             said.append(text)
 
-    for phase in ("stage SG1/b", "stream SG1/a → folder", "stream SG1/b → tape"):
+    for phase in ("stage SG1/b", "stream SG1/b → tape"):
         with NightProcess(site.file) as killed:
             killed.until(phase)
             killed.process.send_signal(signal.SIGKILL)

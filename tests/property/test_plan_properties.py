@@ -1,6 +1,7 @@
 """What holds for every night, every spread, every restore."""
 
 import itertools
+import random
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from nightferry.plan.balance import Lanes, in_order, longest_first, predict_finish
 from nightferry.plan.batches import BATCH_STORES, SMALL_BYTES, batches
+from nightferry.plan.layout import Layout
 from nightferry.plan.match import Matcher
+from nightferry.plan.placement import place
 from nightferry.plan.window import due_groups, run_name, start_delays, window_of, window_start
 
 zones = st.sampled_from(
@@ -104,3 +107,63 @@ def test_a_path_written_out_means_itself_and_all_below(path: list[bytes]) -> Non
     assert matcher.matches(name)
     assert matcher.matches(name, directory=True)
     assert matcher.matches(name + b"/below")
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[Layout, list[str], set[str], set[str]]:
+    """A layout, its BACK groups, the usable passive nodes and those that serve users."""
+    passive = [f"p{n}" for n in range(draw(st.integers(1, 6)))]
+    layout = Layout(("a",), passive[0], tuple(passive[1:]))
+    groups = [f"B{n}" for n in range(draw(st.integers(1, 8)))]
+    usable = draw(st.sets(st.sampled_from(passive)))
+    return layout, groups, usable, draw(st.sets(st.sampled_from(passive)))
+
+
+@given(clusters(), st.randoms())
+def test_groups_that_move_one_after_the_other_spread_whatever_their_order(
+    cluster: tuple[Layout, list[str], set[str], set[str]], shuffle: random.Random
+) -> None:
+    layout, groups, usable, serving = cluster
+    owners = dict.fromkeys(groups, "a")
+    order = list(groups)
+    shuffle.shuffle(order)
+    for group in order:
+        node = place(groups, layout, usable=usable, serving=serving, owners=owners)[group]
+        assert (node is None) == (not usable)
+        assert node is None or node in usable
+        owners[group] = node or "a"
+    best = [n for n in layout.alternates if n in usable - serving]
+    loads = [list(owners.values()).count(node) for node in best]
+    if best:
+        assert sum(loads) == len(groups), "neither the primary nor a serving node while an alternate is free"
+        assert max(loads) - min(loads) <= 1
+    elif layout.primary in usable - serving:
+        assert set(owners.values()) == {layout.primary}
+
+
+@given(clusters())
+def test_groups_that_are_decided_for_at_the_same_time_meet_only_where_they_must(
+    cluster: tuple[Layout, list[str], set[str], set[str]],
+) -> None:
+    layout, groups, usable, serving = cluster
+    # Each by a process of its own, which sees all groups where they were.
+    seen = [place(groups, layout, usable=usable, serving=serving, owners={}) for _ in groups]
+    chosen = [decision[group] for group, decision in zip(groups, seen, strict=True)]
+    free = [n for n in layout.alternates if n in usable - serving]
+    if free:
+        assert len(set(chosen)) == min(len(groups), len(free))
+
+
+@given(clusters(), st.data())
+def test_a_node_that_goes_down_moves_only_its_own_groups(
+    cluster: tuple[Layout, list[str], set[str], set[str]], data: st.DataObject
+) -> None:
+    layout, groups, usable, serving = cluster
+    placed = place(groups, layout, usable=usable, serving=serving)
+    owners = {group: node for group, node in placed.items() if node is not None and node not in serving}
+    if not owners:
+        return
+    lost = data.draw(st.sampled_from(sorted(set(owners.values()))))
+    again = place(groups, layout, usable=usable - {lost}, serving=serving, owners=owners)
+    for group, node in owners.items():
+        assert again[group] == node if node != lost else again[group] != lost

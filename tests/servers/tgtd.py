@@ -38,11 +38,12 @@ class Tgtd:
     cartridge_mib: int = 256
     user: str = ""
     password: str = ""
+    address: str = "127.0.0.1"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def portal(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.address}:{self.port}"
 
     @property
     def toml(self) -> str:
@@ -96,7 +97,7 @@ class Tgtd:
             stale.unlink()
         with (self.home / "tgtd.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["tgtd", "-f", "-C", str(self.control), "--iscsi", f"portal=127.0.0.1:{self.port}"],
+                ["tgtd", "-f", "-C", str(self.control), "--iscsi", f"portal={self.address}:{self.port}"],
                 stdout=log, stderr=log, env=self._environment,
             )  # fmt: skip
         deadline = time.monotonic() + _STARTED_S
@@ -193,7 +194,8 @@ class Tgtd:
         if self.user:
             self.adm("--op", "new", "--mode", "account", "--user", self.user, "--password", self.password)
             self.adm("--op", "bind", "--mode", "account", "--tid", "1", "--user", self.user)
-        self.adm("--op", "bind", "--mode", "target", "--tid", "1", "-I", "127.0.0.1")
+        everyone = "127.0.0.1" if self.address == "127.0.0.1" else "ALL"
+        self.adm("--op", "bind", "--mode", "target", "--tid", "1", "-I", everyone)
 
 
 def _make_cartridge(path: Path, barcode: str, kind: str, mib: int) -> None:
@@ -228,12 +230,13 @@ def serving(
     cartridge_mib: int = 256,
     user: str = "",
     password: str = "",
+    address: str = "127.0.0.1",
 ) -> Iterator[Tgtd]:
     """A library of one's own with its state below ``home``; short paths, since its socket lies there."""
     require_tgtd()
     library = Tgtd(
         home, _free_port(), random.randrange(1_000, 30_000), drives=drives, tapes=tapes,
-        cartridge_mib=cartridge_mib, user=user, password=password,
+        cartridge_mib=cartridge_mib, user=user, password=password, address=address,
     )  # fmt: skip
     try:
         library.start()

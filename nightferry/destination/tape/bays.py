@@ -8,6 +8,7 @@ may fetch it: the lock tells the next lease whether somebody did.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from typing import Literal, Protocol
 
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.changer import Address, Changer, DriveLock, Element, Library
-from nightferry.destination.tape.drive import TapeDrive
+from nightferry.destination.tape.drive import TapeDrive, Waiting
 from nightferry.destination.tape.watched import WatchedDrive
 from nightferry.errors import BusyError, DestinationError, MediumDamaged, Unavailable
 from nightferry.progress import Cancel
 from nightferry.units import format_duration
 
+_log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 0.1
 _LOOK_FOR_CARTRIDGE_S = 2.0
 _SAY_EVERY_S = 300.0
@@ -84,6 +86,23 @@ class Bay:
     def name(self) -> str:
         return f"drive {self.drive.number}"
 
+    def is_astray(self) -> bool:
+        """Whether something happened to the drive since it was last used: a reset, a session that ended while
+        nobody used it, a hand that took the cartridge. What was known of it is not relied on then.
+
+        Raises:
+            Unavailable: the drive does not answer.
+        """
+        if self.cartridge is None:
+            return False
+        try:
+            self.drive.position()
+        except Unavailable:
+            raise
+        except DestinationError:
+            return True
+        return False
+
     def forget(self) -> None:
         """What is in the drive must be looked at again: after an error, or when somebody else was there."""
         self.cartridge = None
@@ -98,14 +117,12 @@ class Bays:
         watcher: Is told what leaves the drives, and which fail.
         patience_s: How long a drive or cartridge that is in use, or a cartridge that is elsewhere, is waited for
             when reading.
-        cancel: Ends the wait for a drive that becomes ready.
     """
 
-    def __init__(self, library: Library, watcher: Watcher, patience_s: float, cancel: Cancel) -> None:
+    def __init__(self, library: Library, watcher: Watcher, patience_s: float) -> None:
         self._library = library
         self._watcher = watcher
         self._patience_s = patience_s
-        self._cancel = cancel
         self._bays = [Bay(drive) for drive in library.drives]
         self._touched: set[int] = set()
         self._unloadable: dict[str, Bay] = {}
@@ -124,7 +141,12 @@ class Bays:
 
     def is_idle(self, number: int) -> bool:
         """Whether no thread of this process has leased the drive, and it is used at all."""
-        return self._bays[number].holder is None and not self._bays[number].aside
+        bay = self._bay_of(Address("drive", number))
+        return bay is not None and bay.holder is None and not bay.aside
+
+    def _bay_of(self, place: Address) -> Bay | None:
+        """The bay at a drive's place; None when it is a drive that this site does not use: another host's."""
+        return self._bays[place.number] if place.number < len(self._bays) else None
 
     def is_stuck(self, barcode: str) -> bool:
         """Whether a cartridge is in a drive that was set aside, and does not come out."""
@@ -238,7 +260,7 @@ class Bays:
         """
         self._await_arrival(barcode, cancel)
         deadline = time.monotonic() + self._patience_s
-        while not self.bring(bay, barcode):
+        while not self.bring(bay, barcode, cancel):
             self.put_away(bay)
             self._be_patient(deadline, barcode, cancel)
 
@@ -294,18 +316,20 @@ class Bays:
                 for b in self._bays
             ):
                 return "proved"
-            if self.bring(bay, barcode):
+            if self.bring(bay, barcode, cancel):
                 return "brought"
             place = next((e.address for e in self.inventory() if e.barcode == barcode), None)
-            if place is not None and place.kind == "drive" and self.is_idle(place.number):
+            in_drive = place is not None and place.kind == "drive"
+            if place is not None and in_drive and (not self._bay_of(place) or self.is_idle(place.number)):
                 return "away"
             self._be_patient(deadline, barcode, cancel)
 
-    def bring(self, bay: Bay, barcode: str) -> bool:
+    def bring(self, bay: Bay, barcode: str, cancel: Cancel) -> bool:
         """Brings a cartridge into a leased bay and loads it; False when somebody else has it.
 
         Raises:
             Unavailable: it is not in the library, or drive or changer do not answer.
+            Cancelled: while the drive became ready.
         """
         place = next((e for e in self.inventory() if e.barcode == barcode), None)
         if place is None or place.address.kind == "port":
@@ -315,17 +339,17 @@ class Bays:
                 f"{barcode} does not come out of {place.address}, which was set aside", subject=barcode
             )
         if place.address == bay.address:
-            self._load(bay, barcode)
+            self._load(bay, barcode, cancel)
             return True
         if place.address.kind == "drive":
-            other = self._bays[place.address.number]
-            if not self._take(other):
+            other = self._bay_of(place.address)
+            if other is None or not self._take(other):
                 return False
             try:
                 self.put_away(other)
             finally:
                 self._give_back(other)
-            return self.bring(bay, barcode)
+            return self.bring(bay, barcode, cancel)
         self.put_away(bay)
         try:
             self._library.changer.move(place.address, bay.address)
@@ -336,24 +360,15 @@ class Bays:
                 raise
             return False
         self._touched.add(bay.drive.number)
-        self._load(bay, barcode)
+        self._load(bay, barcode, cancel)
         return True
 
-    def _load(self, bay: Bay, barcode: str) -> None:
+    def _load(self, bay: Bay, barcode: str, cancel: Cancel) -> None:
         """Raises:
         MediumDamaged: another drive could not load it either: it is the cartridge, and not the drives.
         """
-        told = False
-
-        def waiting(what: str) -> None:
-            nonlocal told
-            self._cancel.check()
-            if not told:
-                told = True
-                self._watcher.say(f"{barcode}: {what}")
-
         try:
-            bay.drive.load(waiting)
+            bay.drive.load(self._telling(cancel))
         except Unavailable as error:
             first = self._unloadable.setdefault(barcode, bay)
             if first is bay:
@@ -366,6 +381,19 @@ class Bays:
                 f"neither {first.name} nor {bay.name} can load {barcode}: {error}", subject=barcode
             ) from error
         self._unloadable.pop(barcode, None)
+
+    def _telling(self, cancel: Cancel) -> Waiting:
+        """Says what a drive waits for, at once and every five minutes."""
+        said = -_SAY_EVERY_S
+
+        def waiting(what: str) -> None:
+            nonlocal said
+            cancel.check()
+            if time.monotonic() - said >= _SAY_EVERY_S:
+                said = time.monotonic()
+                self._watcher.say(what)
+
+        return waiting
 
     def out_of_drive(self, barcode: str) -> Address:
         """Where a cartridge is when it is in no drive any more; one that is in a drive is put away first.
@@ -380,8 +408,8 @@ class Bays:
                 raise self._not_here(barcode)
             if place.kind != "drive":
                 return place
-            bay = self._bays[place.number]
-            if not self._take(bay):
+            bay = self._bay_of(place)
+            if bay is None or not self._take(bay):
                 break
             try:
                 self.put_away(bay)
@@ -444,12 +472,15 @@ class Bays:
         self._watcher.set_aside(bay.drive.number, inside, alerts, str(why))
 
     def close(self) -> None:
-        """Puts away what this process brought and nobody else has taken over."""
+        """Puts away what this process brought and nobody else has taken over; what cannot be put away stays
+        where it is, for whoever leases that drive next."""
         for bay in self._bays:
             if bay.drive.number in self._touched and self._take(bay):
                 try:
                     if bay.lock is not None and bay.lock.untouched:
                         self.put_away(bay)
+                except DestinationError as error:
+                    _log.warning("%s keeps its cartridge: %s", bay.name, error)
                 finally:
                     self._give_back(bay)
 
@@ -475,16 +506,16 @@ class Bays:
             if lock is None:
                 return False
             bay.holder, bay.lock = threading.get_ident(), lock
-        if not lock.untouched:
-            try:
+        try:
+            if not lock.untouched or bay.is_astray():
                 bay.forget()
-            except DestinationError as error:
-                self.set_aside(bay, error)
-                self._give_back(bay)
-                return False
-            except BaseException:
-                self._give_back(bay)
-                raise
+        except DestinationError as error:
+            self.set_aside(bay, error)
+            self._give_back(bay)
+            return False
+        except BaseException:
+            self._give_back(bay)
+            raise
         return True
 
     def _give_back(self, bay: Bay) -> None:

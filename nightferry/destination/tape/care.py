@@ -9,7 +9,7 @@ from nightferry.destination.tape.bays import Bay, Bays
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.watch import Watch
 from nightferry.model.records import CartridgeRecord
-from nightferry.progress import Progress
+from nightferry.progress import Cancel, Progress
 
 
 class Care:
@@ -24,7 +24,7 @@ class Care:
         """Drives that were cleaned, or could not be: once a process, else one whose flag stays would wear out the
         cleaning cartridges."""
 
-    def look_after(self, bay: Bay, progress: Progress) -> None:
+    def look_after(self, bay: Bay, progress: Progress, cancel: Cancel) -> None:
         """Between two images: hears what a leased drive says, and cleans it when it asks for that.
 
         Without a usable cleaning cartridge the drive goes on, which is said.
@@ -39,7 +39,7 @@ class Care:
         if bay.drive.number in self._done:
             return
         with self._one_at_a_time:
-            cleaned = any(self._clean(bay, barcode, progress) for barcode in self._cleaners())
+            cleaned = any(self._clean(bay, barcode, progress, cancel) for barcode in self._cleaners())
         self._done.add(bay.drive.number)
         if not cleaned:
             self._watch.heard(bay.drive.number, "", alerts)
@@ -54,11 +54,11 @@ class Care:
         slots = (e.barcode for e in self._bays.inventory() if e.address.kind == "slot")
         return [barcode for barcode in slots if self._pool.cleans(barcode) and barcode not in used_up]
 
-    def _clean(self, bay: Bay, barcode: str, progress: Progress) -> bool:
+    def _clean(self, bay: Bay, barcode: str, progress: Progress, cancel: Cancel) -> bool:
         """Puts a cleaning cartridge through the drive; False when it is used up, which is recorded, or somebody
         else has it."""
         progress.say(f"{bay.name} asks for cleaning: {barcode} goes in", self._watch.destination)
-        if not self._bays.bring(bay, barcode):
+        if not self._bays.bring(bay, barcode, cancel):
             return False
         alerts = bay.drive.alerts()
         self._watch.cleaned(bay.drive.number, barcode, alerts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from nightferry.destination.tape.drive import TapeDrive
+from nightferry.model.findings import Finding
 
 ElementKind = Literal["slot", "drive", "port"]
 
@@ -84,5 +85,12 @@ class Library(Protocol):
 
     def try_lock(self, number: int) -> DriveLock | None:
         """Takes the lock of a drive; None while another process (or library object) holds it."""
+
+    def check(self) -> list[Finding]:
+        """What an operator should know of the library itself.
+
+        Raises:
+            DestinationError: it does not answer.
+        """
 
     def close(self) -> None: ...

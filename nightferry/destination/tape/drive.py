@@ -94,7 +94,12 @@ class TapeDrive(Protocol):
 
     def rewind(self) -> None: ...
 
-    def position(self) -> Position: ...
+    def position(self) -> Position:
+        """Where the tape stands; asks the drive whether anything has happened to it.
+
+        Raises:
+            PositionLost: something has, and where it stands is not known.
+        """
 
     def locate(self, target: Position) -> None:
         """Goes to a place that the caller knows to be there, the fastest way the drive has.

@@ -109,7 +109,7 @@ class TapeLane:
         while True:
             bay = self._lease.enter_context(self._destination.leased(self._cancel))
             try:
-                self._destination.care.look_after(bay, self._progress)
+                self._destination.care.look_after(bay, self._progress, self._cancel)
             except BaseException as error:
                 aside = isinstance(error, DestinationError) and bay.drive.raised(error)
                 if aside and isinstance(error, DestinationError):
@@ -158,7 +158,7 @@ class TapeDestination:
         self._cancel = cancel or Cancel()
         self._buffer_bytes = buffer_bytes
         self._watch = Watch(name, register, clock, tell)
-        self.bays = Bays(library, self._watch, pool.wait_for_media_s, self._cancel)
+        self.bays = Bays(library, self._watch, pool.wait_for_media_s)
         self.care = Care(self.bays, pool, self._watch)
         self._stock = Stock(pool, self.bays, self._watch, library.cartridge_bytes, clock, pages or {})
         self.media = Media(self.bays, self._stock, clock, self._cancel)
@@ -182,7 +182,7 @@ class TapeDestination:
 
     def check(self) -> list[Finding]:
         try:
-            return self.media.check()
+            return [*self._library.check(), *self.media.check()]
         except NightferryError as error:
             return [
                 Finding(

@@ -9,7 +9,7 @@ from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, Mark
 from nightferry.destination.tape.layout import Location, Part
 from nightferry.destination.tape.watch import Watch
-from nightferry.errors import DestinationError, IntegrityError, MediumDamaged, WrongCartridge
+from nightferry.errors import DestinationError, IntegrityError, MediumDamaged, PositionLost, WrongCartridge
 from nightferry.progress import Cancel
 
 
@@ -113,6 +113,16 @@ class TapeReader:
             error.add_note(f"{self._bay.name} could not be unloaded after it: {second}")
 
     def _read(self, part: Part, record: int) -> bytes:
+        """Raises:
+        PositionLost: it was lost twice; the first time the cartridge is loaded anew and its label read.
+        """
+        try:
+            return self._read_once(part, record)
+        except PositionLost:
+            self._bay.forget()
+            return self._read_once(part, record)
+
+    def _read_once(self, part: Part, record: int) -> bytes:
         cartridge = mounted(self._bays, self._bay, part.barcode, part.label, self._cancel)
         cartridge.seek(part.file, record)
         data = cartridge.drive.read_record(LONGEST_RECORD)

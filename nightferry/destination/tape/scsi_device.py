@@ -78,6 +78,8 @@ class Device:
     def __init__(self, transport: Transport, name: str, clock: Clock) -> None:
         self.transport = transport
         self.name = name
+        self.attentions = 0
+        """Unit attentions heard so far: each may mean that the medium moved or was exchanged."""
         self._clock = clock
 
     def run(
@@ -110,6 +112,7 @@ class Device:
                 return None
             case _ if answer.status == CHECK_CONDITION:
                 sense = parse_sense(answer.sense)
+                self.attentions += sense.key == UNIT_ATTENTION
                 error = meaning(sense, self.name)
                 if error is not None:
                     raise error
@@ -155,6 +158,7 @@ class Device:
             sense = parse_sense(answer.sense)
             if sense.key != UNIT_ATTENTION:
                 return sense
+            self.attentions += 1
         raise Unavailable(f"{self.name} answers nothing but unit attentions", subject=self.name)
 
     def alerts(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from nightferry.destination.tape.drive import (
     Waiting,
     no_waiting,
 )
-from nightferry.destination.tape.scsi_device import Device, Refused, lacks_medium, meaning
+from nightferry.destination.tape.scsi_device import QUICK_S, Device, Refused, lacks_medium, meaning
 from nightferry.errors import DestinationError, MediumDamaged, NightferryError, PositionLost, Unavailable
 from nightferry.scsi import cdb
 from nightferry.scsi.cdb import Over
@@ -76,6 +76,7 @@ class ScsiDrive:
         self._usual = RECORD_BYTES
         self._is_loaded = False
         self._is_lost = False
+        self._heard = 0
         self._file = 0
         self._record: int | None = 0
         """None: behind the last record of a tape file that no filemark closes; how many it has is not known."""
@@ -202,10 +203,12 @@ class ScsiDrive:
         self._is_lost = True
         self._device.patiently(cdb.rewind(), timeout_s=_REWIND_S)
         self._file = self._record = 0
+        self._heard = self._device.attentions
         self._is_lost = False
 
     def position(self) -> Position:
         self._require_position()
+        self._moving(cdb.test_unit_ready(), QUICK_S)
         record = self._record
         if record is None:
             file = self._file
@@ -447,7 +450,7 @@ class ScsiDrive:
 
     def _require_position(self) -> None:
         self._require_loaded()
-        if self._is_lost:
+        if self._is_lost or self._heard != self._device.attentions:
             raise PositionLost(
                 f"where the tape in {self._device.name} stands is not known", subject=self._device.name
             )

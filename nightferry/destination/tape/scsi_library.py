@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from nightferry.destination.failure import os_errors
-from nightferry.destination.tape.changer import DriveLock
+from nightferry.destination.tape.changer import UNREADABLE, DriveLock
 from nightferry.destination.tape.drive import TapeDrive
 from nightferry.destination.tape.lock import FileLock, try_lock
 from nightferry.destination.tape.scsi_changer import ScsiChanger
 from nightferry.errors import ConfigError
+from nightferry.model.findings import Finding
 from nightferry.scsi.cdb import ElementStatus
 
 _GENERATIONS: Mapping[str, int] = {
@@ -58,6 +59,7 @@ class ScsiLibrary:
         serials: Their serial numbers, which name the locks.
         locks: Folders in which a drive's lock is taken: one of this host, and one that all hosts share.
         cartridge_bytes: What a cartridge holds; None: as the barcodes say.
+        is_shared: Whether one of ``locks`` is seen by every host of the site.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class ScsiLibrary:
         serials: Sequence[str],
         locks: Sequence[Path],
         cartridge_bytes: int | None = None,
+        *,
+        is_shared: bool = True,
     ) -> None:
         self._name = name
         self.changer = changer
@@ -75,6 +79,7 @@ class ScsiLibrary:
         self._serials = serials
         self._locks = locks
         self._cartridge_bytes = cartridge_bytes
+        self._is_shared = is_shared
         self._token = secrets.token_hex(8)
 
     @property
@@ -99,6 +104,40 @@ class ScsiLibrary:
                 return None
             taken.append(lock)
         return _Locks(taken)
+
+    def check(self) -> list[Finding]:
+        elements = self.changer.inventory()
+        full = [e for e in elements if e.barcode]
+        drives = ", ".join(f"drive {n} is {serial}" for n, serial in enumerate(self._serials))
+        findings = [
+            Finding(
+                "NF-TAPE-010",
+                "note",
+                f"{self._name} answers: {drives}; {len(full)} cartridges, "
+                f"{sum(e.address.kind == 'slot' for e in elements)} slots",
+            )
+        ]
+        unreadable = [str(e.address) for e in full if e.barcode == UNREADABLE]
+        if unreadable:
+            findings.append(
+                Finding(
+                    "NF-TAPE-011",
+                    "warn",
+                    f"the barcode of the cartridge in {', '.join(unreadable)} of {self._name} cannot be read",
+                    "put a readable barcode label on it; until then it is left alone",
+                )
+            )
+        if not self._is_shared:
+            findings.append(
+                Finding(
+                    "NF-TAPE-012",
+                    "warn",
+                    f"no folder is shared by the hosts of this site: the drives of {self._name} are locked "
+                    "between processes of this host only",
+                    "let one host own the library, or give each host drives of its own (docs/tape-library.md)",
+                )
+            )
+        return findings
 
     def close(self) -> None:
         # What is loaded stays so: another process may have taken the drive over since.

@@ -33,6 +33,7 @@ class Options:
     elements: tuple[int, ...] = ()
     cartridge_bytes: int | None = None
     reserve_bytes: int = 160 << 20
+    is_shared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,4 +204,12 @@ def _library(
     name: str, changer: ScsiChanger, drives: Sequence[RealDrive], places: Places, options: Options
 ) -> ScsiLibrary:
     changer.watch(drives, places.elements)
-    return ScsiLibrary(name, changer, drives, places.serials, options.locks, options.cartridge_bytes)
+    return ScsiLibrary(
+        name,
+        changer,
+        drives,
+        places.serials,
+        options.locks,
+        options.cartridge_bytes,
+        is_shared=options.is_shared,
+    )

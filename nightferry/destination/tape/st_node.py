@@ -11,6 +11,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
+from nightferry.errors import ConfigError
+
 MTIOCTOP = 0x40086D01
 MTIOCGET = 0x80306D02
 _MTOP = struct.Struct("@hi")
@@ -131,12 +133,16 @@ def is_tape_node(path: Path) -> bool:
     """Whether a path is a no-rewind node of the tape driver.
 
     Raises:
-        ValueError: it is a node that rewinds when it is closed.
+        ConfigError: it is a node that rewinds when it is closed.
         OSError: it is not there.
     """
     device = path.stat().st_rdev
     if os.major(device) != TAPE_MAJOR:
         return False
     if not os.minor(device) & _NO_REWIND:
-        raise ValueError(f"{path} rewinds the tape when it is closed")
+        raise ConfigError(
+            f"{path} rewinds the tape when it is closed",
+            hint=f"name its twin that does not, {path.with_name('n' + path.name)}",
+            subject=str(path),
+        )
     return True

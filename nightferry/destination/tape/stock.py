@@ -124,6 +124,8 @@ class Stock:
         Raises:
             NoScratch: none came in time.
         """
+        if bay.is_astray():
+            bay.forget()
         here = bay.cartridge
         if here is not None and here.is_appendable and self._claim(here.barcode, bay):
             here.seek(here.entry.tape_files)
@@ -131,7 +133,7 @@ class Stock:
         while True:
             barcode = wanted or self.claim(bay, need)
             wanted = ""
-            cartridge = self._prepare(bay, barcode, need.progress)
+            cartridge = self._prepare(bay, barcode, need)
             if cartridge is not None:
                 return cartridge
             need.taken.add(barcode)
@@ -191,19 +193,19 @@ class Stock:
                 return barcode
         return None
 
-    def _prepare(self, bay: Bay, barcode: str, progress: Progress) -> Cartridge | None:
+    def _prepare(self, bay: Bay, barcode: str, need: Need) -> Cartridge | None:
         """The claimed cartridge ready to be appended to; None when it is not to be written, which is then
         recorded."""
         record = self.watch.record_of(barcode)
         try:
-            if not self._bays.bring(bay, barcode):
+            if not self._bays.bring(bay, barcode, need.cancel):
                 return None
             record = self.watch.record_of(barcode)
             cartridge = Cartridge(bay.drive, barcode)
             self._check(cartridge, record)
             if bay.drive.is_write_protected():
                 self._refused.add(barcode)
-                progress.say(f"{barcode} is write-protected; it is not written to", self.destination)
+                need.progress.say(f"{barcode} is write-protected; it is not written to", self.destination)
                 return None
             if record is None or self._is_scratch(cartridge, record):
                 self.label(cartridge, self.pool.name)
@@ -216,7 +218,7 @@ class Stock:
                     raise  # one cartridge after the other: it is the drive
             foreign = isinstance(error, WrongCartridge)
             self._set_aside(barcode, record, "foreign" if foreign else "full", str(error))
-            progress.say(f"{error}; it is not written to", self.destination)
+            need.progress.say(f"{error}; it is not written to", self.destination)
             _log.warning("cartridge %s is not written to: %s", barcode, error)
             return None
         bay.cartridge = cartridge

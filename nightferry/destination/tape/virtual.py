@@ -16,6 +16,7 @@ from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
 from nightferry.destination.tape.lock import FileLock, locked, try_lock
 from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.errors import ConfigError, DestinationError, Unavailable
+from nightferry.model.findings import Finding
 from nightferry.transfer.durable import DRAFT_PREFIX, durable_rename, replace_file, sync_folder
 from nightferry.units import format_size
 
@@ -154,6 +155,9 @@ class VirtualLibrary:
     def try_lock(self, number: int) -> FileLock | None:
         with os_errors(f"drive {number} of {self._path}"):
             return try_lock(self._path / "drives" / f"{number}.lock", self._token)
+
+    def check(self) -> list[Finding]:
+        return []
 
     def close(self) -> None:
         for drive in self.drives:

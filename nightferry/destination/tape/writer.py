@@ -23,8 +23,9 @@ from nightferry.destination.tape.layout import (
     records_of,
     render_trailer,
 )
+from nightferry.destination.tape.readback import records_there
 from nightferry.destination.tape.stock import Need, Stock
-from nightferry.errors import ConfigError, IntegrityError, MediumFull
+from nightferry.errors import ConfigError, DestinationError, IntegrityError, MediumFull, PositionLost
 from nightferry.model.records import Streamed
 from nightferry.progress import Cancel, Progress
 
@@ -136,7 +137,7 @@ class ImageWriter:
                 raise IntegrityError(
                     f"chunk {self._written} of {self.outgoing.image} is not as long as it must be"
                 )
-            full = drive.write_record(chunk) or self._written + 1 - first >= most
+            full = self._record(cartridge, file, first, chunk) or self._written + 1 - first >= most
             self._written += 1
             size += len(chunk)
             self.progress.advance(
@@ -182,6 +183,35 @@ class ImageWriter:
         self._write_trailer(cartridge, short, True)
         self._done(cartridge, this, size + len(short), full=True)
         return following
+
+    def _record(self, cartridge: Cartridge, file: int, first: int, chunk: memoryview) -> bool:
+        """Writes one record, once: where the outcome is not known, the medium is read before anything else is
+        done. True: early warning was met.
+
+        Raises:
+            PositionLost: records that had been acknowledged are not there, or it happened again.
+            DestinationError: see ``TapeDrive.write_record``.
+        """
+        try:
+            return cartridge.drive.write_record(chunk)
+        except PositionLost as error:
+            acknowledged = self._written - first
+            sent = self._chunks[first * CHUNK_DIGEST_BYTES : (self._written + 1) * CHUNK_DIGEST_BYTES]
+            try:
+                there = records_there(cartridge, file, sent, lambda what: self.cancel.check())
+            except DestinationError as second:
+                error.add_note(f"{cartridge.barcode} could not be read back after it: {second}")
+                raise error from second
+            if there < acknowledged:
+                error.add_note(f"of {acknowledged} acknowledged records {there} are on {cartridge.barcode}")
+                raise
+            done = "was written" if there > acknowledged else "was not written"
+            self.progress.say(
+                f"{error}; by what is on {cartridge.barcode}, record {acknowledged} {done}: going on behind it",
+                self.outgoing.image,
+            )
+        # Early warning, if this record met it, is met again by the next.
+        return False if there > acknowledged else cartridge.drive.write_record(chunk)
 
     def _chunk_bytes(self, number: int) -> int:
         return min(RECORD_BYTES, self.outgoing.size_bytes - number * RECORD_BYTES)

@@ -79,14 +79,6 @@ def test_a_later_verb_says_so_whatever_its_arguments(name, capsys):
     assert "not in this release" in capsys.readouterr().err
 
 
-def test_a_group_restore_says_that_it_comes_later(verb, capsys):
-    from nightferry.cli.later import restore_group
-
-    verb(restore_group)
-    assert main(["try", "SG1", "--to", "/x"]) == 2
-    assert "restore store" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("arguments", [["--json", "plan"], ["plan", "--json"]])
 def test_json_is_asked_for_before_or_after_the_verb(arguments, capsys):
     assert main(arguments) == 2

@@ -206,6 +206,26 @@ def test_a_block_longer_than_usual_is_read_again_with_room_for_it(
     assert drive.read_record(4 * MIB) == b"next"
 
 
+@pytest.mark.parametrize("verb", ["alerts", "is_write_protected"])
+def test_a_reset_heard_by_a_question_is_not_forgotten(
+    drive: ScsiDrive, device: ScriptedDrive, verb: str
+) -> None:
+    loaded(drive, [b"label"])
+    device.attentions = [play.RESET]
+    getattr(drive, verb)()
+    with pytest.raises(PositionLost):
+        drive.write_record(b"over the label")
+    assert device.tape is not None
+    assert device.tape.blocks == [b"label", None]
+
+
+def test_where_it_stands_is_asked_of_the_drive(drive: ScsiDrive, device: ScriptedDrive) -> None:
+    loaded(drive, [b"label"])
+    device.attentions = [play.RESET]
+    with pytest.raises(PositionLost):
+        drive.position()
+
+
 # -- writing ----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,14 @@ from nightferry.destination.tape import st_node
 from nightferry.destination.tape.drive import EndOfMedium, Position
 from nightferry.destination.tape.st_drive import StDrive
 from nightferry.destination.tape.st_node import LinuxTapeNode, Op, is_tape_node
-from nightferry.errors import DestinationError, MediumDamaged, PositionLost, Unavailable, WriteProtected
+from nightferry.errors import (
+    ConfigError,
+    DestinationError,
+    MediumDamaged,
+    PositionLost,
+    Unavailable,
+    WriteProtected,
+)
 from tests.support.played_tape_node import PlayedTapeNode
 from tests.support.scripted_library import Tape
 from tests.unit.destination.test_scsi_drive import Hours
@@ -174,5 +181,5 @@ def test_only_nodes_that_do_not_rewind_are_taken(monkeypatch: pytest.MonkeyPatch
     os.mknod(no_rewind, 0o600 | 0o020000, os.makedev(9, 128))
     os.mknod(rewinds, 0o600 | 0o020000, os.makedev(9, 0))
     assert is_tape_node(no_rewind)
-    with pytest.raises(ValueError, match="rewinds"):
+    with pytest.raises(ConfigError, match="rewinds"):
         is_tape_node(rewinds)

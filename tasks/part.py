@@ -51,3 +51,13 @@ def require_success(state: State[Any]) -> None:
     """Raises what a part of the night failed with."""
     if not state.is_completed():
         state.result()
+
+
+def as_own(state: State[Any]) -> State[Any]:
+    """A part's end as the calling flow's own: Prefect would only count a child's state.
+
+    Raises what the part failed with, if that is an error and no named outcome.
+    """
+    if not state.is_completed() and state.name in ("Failed", "Crashed"):
+        require_success(state)
+    return State(type=state.type, name=state.name, message=state.message)

@@ -1,0 +1,260 @@
+"""Where a flow runs: here, or on another node by a deployment of its own. The only place that chooses.
+
+A run on another node is a child of the calling flow in Prefect's graph. It is found again by an idempotency key, so
+that a rerun never starts a second one beside it; it is told to stop when the caller is; it ends by itself when the
+lock of its night is gone (`nightferry.ops.run.run_lock`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelling, Crashed, Failed, Running
+
+from blocks.site import Site, deployment_name, document_name, pool_name
+from nightferry import errors
+from nightferry.errors import Cancelled, ConfigError, NightferryError, NodeAway, PrefectRequired
+from nightferry.ops.opened import OpenSite
+from nightferry.units import format_duration
+from tasks.bridge import CANCEL, PrefectProgress, opened
+from tasks.part import SERVER_AWAY, part
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+LATE_S = 15.0
+"""A run that no worker took in this time is waited for by name."""
+
+SERVER_AWAY_S = 900.0
+"""How long a server may be away while a node works; the work itself goes on meanwhile."""
+
+STOPPING_S = 120.0
+"""How long a node may take to stop what it was asked to stop."""
+
+LOST_S = 60.0
+"""How long after it was lost to the cluster a node may still end its run."""
+
+WAITING = "WaitingForWorker"
+"""The calling flow's state while nobody takes its child run."""
+
+_RAISED = re.compile(r"exception: (\w+): (.*)", re.DOTALL)
+
+Place = Callable[[], str]
+
+
+def is_here(here: OpenSite, node: str) -> bool:
+    """Whether this process may do the node's work: it is the node's, or one machine plays every node."""
+    return here.here in (None, node)
+
+
+def at(node: str, flow: Flow[..., Any], site: Site, /, key: str, **parameters: Any) -> State[Any]:
+    """Runs a flow on a node and returns its final state.
+
+    Here it is a plain subflow. On another node it is a run of the deployment FLOW/SITE-NODE, which that node's worker
+    takes from its own queue. While no worker does, the calling flow is in the state ``WaitingForWorker``.
+
+    Args:
+        node: Where.
+        flow: What; on another node its own task runner counts, not one given by ``with_options``.
+        site: The site.
+        key: What this work is, the same in every try: the run it belongs to. Names the child run.
+        parameters: The flow's, without the site. Plain values.
+
+    Returns:
+        The final state. What failed on another node carries our own error, as one that failed here does.
+
+    Raises:
+        ConfigError: the site is not published as it is here.
+        NodeAway: no worker took the run in time, or the cluster lost the node that did; the run was taken back.
+        PrefectRequired: the server stayed away.
+        Cancelled: a stop was asked for; the node has stopped.
+    """
+    here = opened(site)
+    if is_here(here, node):
+        return part(flow, site, **parameters)
+    _require_published(here, site)
+    return _Elsewhere(here, node, flow, key, parameters).state()
+
+
+def _require_published(here: OpenSite, site: Site) -> None:
+    name = document_name(here.site)
+    if Site.of(name).digest != site.digest:
+        raise ConfigError(
+            f"the published site {name} is not the site file of this run",
+            hint="run `nightferry deploy`, so that every node works by the same one",
+            subject=name,
+        )
+
+
+class _Elsewhere:
+    """One piece of work on another node, from its start to its end."""
+
+    def __init__(
+        self, here: OpenSite, node: str, flow: Flow[..., Any], key: str, parameters: dict[str, Any]
+    ) -> None:
+        self._here = here
+        self._node = node
+        self._flow = flow
+        self._key = key
+        self._parameters = parameters
+        self._deployment = f"{flow.name}/{deployment_name(here.site, node)}"
+        self._deadline_s = here.site.cluster.worker_deadline
+        self._queue = node.lower()
+
+    def state(self) -> State[Any]:
+        for attempt in range(1000):
+            run = self._start(attempt)
+            if run.state is not None and run.state.is_final():
+                continue  # of an earlier try; what it did is found in the records
+            ours = run.parameters.get("lock") == self._parameters.get("lock")
+            ended = self._wait(run)
+            if ours:
+                return self._told(ended)
+            # A run that a killed caller left: it ended, or was ended, because that one's lock is gone.
+        raise NodeAway(f"{self._deployment} was tried too often", subject=self._node)
+
+    def _start(self, attempt: int) -> FlowRun:
+        """The child run of this try; one that is there already is only found."""
+        try:
+            # `run_deployment` is async where an event loop runs; flows are not.
+            started: Any = run_deployment(
+                self._deployment,
+                parameters=self._parameters,
+                timeout=0,
+                idempotency_key=f"{self._key}/{self._node}/{attempt}",
+            )
+        except ObjectNotFound as error:
+            raise ConfigError(
+                f"there is no deployment {self._deployment}",
+                hint="run `nightferry deploy` against this Prefect server",
+                subject=self._deployment,
+            ) from error
+        run: FlowRun = started
+        return run
+
+    def _wait(self, run: FlowRun) -> State[Any]:
+        began = time.monotonic()
+        answered = began
+        lost_since: float | None = None
+        said = False
+        with get_client(sync_client=True) as client, _waiting(client) as waiting:
+            while True:
+                if CANCEL.is_set():
+                    self._stop(client, run.id)
+                    CANCEL.check()
+                now = time.monotonic()
+                try:
+                    state = client.read_flow_run(run.id).state
+                    answered = now
+                except SERVER_AWAY as error:
+                    if now - answered > SERVER_AWAY_S:
+                        raise PrefectRequired(
+                            f"the Prefect server is away; {self._node} goes on with {self._flow.name} by itself",
+                            hint="rerun when the server is back: what was done is found in the records",
+                        ) from error
+                    log.warning("the Prefect server is away (%s); %s goes on", error, self._node)
+                    CANCEL.wait(POLL_S)
+                    continue
+                if state is not None and state.is_final():
+                    return state
+                if state is not None and not state.is_scheduled():
+                    waiting("")
+                    if self._is_lost():
+                        lost_since = lost_since or now
+                        if now - lost_since > LOST_S:
+                            lost: State[Any] = Crashed(message=f"{self._node} was lost to the cluster")
+                            client.set_flow_run_state(run.id, lost, force=True)
+                            raise NodeAway(
+                                f"{self._node} was lost to the cluster while it ran {self._flow.name}",
+                                subject=self._node,
+                            )
+                    else:
+                        lost_since = None
+                elif now - began > LATE_S:
+                    if not said:
+                        said = True
+                        PrefectProgress().say(
+                            f"waiting for a worker on {self._node} (queue {self._queue}) to take {self._flow.name}",
+                            subject=self._node,
+                        )
+                    waiting(f"no worker on {self._node} (queue {self._queue}) takes {self._flow.name}")
+                    if now - began > self._deadline_s:
+                        self._stop(client, run.id, patience_s=0)
+                        raise self._no_worker()
+                try:
+                    CANCEL.wait(POLL_S)
+                except Cancelled:
+                    continue  # told to the node above
+
+    def _no_worker(self) -> NodeAway:
+        pool = pool_name(self._here.site)
+        return NodeAway(
+            f"no worker on {self._node} took {self._flow.name} within {format_duration(self._deadline_s)}",
+            hint=f"start one there: `prefect worker start --pool {pool} --work-queue {self._queue}`; then rerun",
+            subject=self._node,
+        )
+
+    def _is_lost(self) -> bool:
+        """Whether the cluster says that the node is gone: then its worker will not tell."""
+        try:
+            view = self._here.cluster.view().node(self._node)
+        except errors.ClusterError as error:
+            log.warning("the cluster does not say whether %s is there: %s", self._node, error.message)
+            return False
+        return view is not None and not view.online
+
+    def _stop(self, client: SyncPrefectClient, run: UUID, patience_s: float = STOPPING_S) -> None:
+        """Asks the node to stop and waits until it has; a run that nobody took is gone at once."""
+        client.set_flow_run_state(run, Cancelling(message="the night that this is a part of was stopped"))
+        ends = time.monotonic() + patience_s
+        while time.monotonic() < ends:
+            state = client.read_flow_run(run).state
+            if state is not None and state.is_final():
+                return
+            time.sleep(POLL_S)
+
+    def _told(self, state: State[Any]) -> State[Any]:
+        """The child's state as the caller's own subflow would have left it: with our error where it failed."""
+        if state.is_completed():
+            return state
+        message = state.message or state.name or "it did not end well"
+        raised = _RAISED.search(message)
+        kind = getattr(errors, raised[1], None) if raised is not None else None
+        if raised is not None and isinstance(kind, type) and issubclass(kind, NightferryError):
+            return Failed(name=state.name, message=raised[2], data=kind(raised[2], subject=self._node))
+        error = errors.PartFailed(
+            f"{self._flow.name} on {self._node} ended {state.name}: {message}", subject=self._node
+        )
+        return Failed(name=state.name, message=message, data=error)
+
+
+@contextmanager
+def _waiting(client: SyncPrefectClient) -> Iterator[Callable[[str], None]]:
+    """Names the calling flow's state while it waits for a worker; an empty reason ends that."""
+    calling = FlowRunContext.get()
+    shown = ""
+
+    def show(reason: str) -> None:
+        nonlocal shown
+        if calling is None or calling.flow_run is None or reason == shown:
+            return
+        shown = reason
+        named: State[Any] = Running(name=WAITING, message=reason) if reason else Running()
+        client.set_flow_run_state(calling.flow_run.id, named, force=True)
+
+    try:
+        yield show
+    finally:
+        show("")

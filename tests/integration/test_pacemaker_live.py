@@ -1,0 +1,370 @@
+"""Nights on a real Pacemaker cluster with real disks: what goes right, and what is taken from under them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, NODES, PRIMARY, PacemakerServer
+from tests.support.cluster_site import ClusterSite
+from tests.support.outside import compare_tree
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("cluster")]
+
+
+@pytest.fixture
+def cluster(pacemaker: PacemakerServer) -> PacemakerServer:
+    pacemaker.reset()
+    return pacemaker
+
+
+@pytest.fixture
+def site(cluster: PacemakerServer, tmp_path: Path) -> ClusterSite:
+    return ClusterSite(cluster, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: PacemakerServer) -> Iterator[None]:
+    """After every test: no constraint of ours, each disk mounted once at most."""
+    yield
+    assert cluster.constraints() == []
+    for group in (MAIL, BACK):
+        assert len(cluster.mounted(group)) <= 1
+
+
+def ended(step: subprocess.CompletedProcess[str], *, saying: str = "ended", code: int = 0) -> None:
+    assert step.returncode == code, step.stdout + step.stderr
+    assert saying in step.stdout, step.stdout
+
+
+def stage_two(site: ClusterSite, node: str = ALTERNATE) -> None:
+    """Gate and move where the disk is, the streams where it comes to; nothing is left of it in the cluster."""
+    moved = site.nightferry(site.server.look().groups[BACK], "cluster", "move", BACK, "--to", node)
+    assert moved.returncode == 0, moved.stderr
+    ended(site.step(node, "two"), saying="ended ended")
+
+
+def require_whole(site: ClusterSite, node: str = ALTERNATE) -> None:
+    """Everything is green, and comes back from the destinations as it was."""
+    assert site.nightferry(node, "status").returncode == 0
+    back = site.root / "back"
+    shutil.rmtree(back, ignore_errors=True)
+    for store, destination in (("docs", "tape"), ("ledger", "objects")):
+        words = ("restore", "store", f"SG1/{store}", "--copy", destination, "--to", str(back / store))
+        restored = site.nightferry(node, *words)
+        assert restored.returncode == 0, restored.stderr
+    assert compare_tree(back / "docs", site.root / "docs") == ""
+    asked = "select count(*), sum(n), max(words) from entries"
+    answers = {
+        subprocess.run(["sqlite3", path, asked], capture_output=True, text=True, check=True).stdout
+        for path in (back / "ledger/ledger.db", site.root / "ledger.db")
+    }
+    assert len(answers) == 1
+
+
+def test_a_whole_night_and_the_next_one(cluster: PacemakerServer, site: ClusterSite) -> None:
+    ended(site.step(ACTIVE, "one"))
+    stage_two(site)
+    assert cluster.mounted(BACK) == [ALTERNATE]
+    require_whole(site)
+    found = site.asked(ALTERNATE, "check")["findings"]
+    assert [f["id"] for f in found if f["id"].startswith("NF-CLUSTER")] == ["NF-CLUSTER-035"]
+    (disk,) = (f["text"] for f in found if f["id"] == "NF-CLUSTER-035")
+    uuid = cluster.done(ACTIVE, "blkid", "-p", "-s", "UUID", "-o", "value", cluster.device(BACK)).strip()
+    assert disk == (
+        f"TEX-BACK-1: {cluster.device(BACK)} (ext4) at /srv/back1, UUID {uuid}; against a second node: fencing alone"
+    )
+    view = site.asked(ALTERNATE, "cluster", "view")
+    assert [(d["owner"], d["epoch"], d["readers"]) for d in view["disks"]] == [(ALTERNATE, 2, [])]
+    assert (view["cluster"]["fencing"], view["cluster"]["leftovers"]) == (True, [])
+
+    ended(site.step(ACTIVE, "new"), saying="said moving TEX-BACK-1 from TEX-PASS-2 to TEX-ACTV-1")
+    assert cluster.mounted(BACK) == [ACTIVE]
+    assert cluster.constraints() == []
+    stage_two(site)
+    require_whole(site)
+    assert cluster.fenced == []
+    assert cluster.look().failures == []
+
+
+def move_anyway(site: ClusterSite, target: str = ALTERNATE) -> subprocess.CompletedProcess[str]:
+    return site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", target, "--ungated", "--reason", "a test")
+
+
+def stands_still(site: ClusterSite) -> None:
+    """The BACK group is on the active node, nobody was fenced, and the disk has the active node's token."""
+    assert site.server.look().groups[BACK] == ACTIVE
+    assert site.server.mounted(BACK) == [ACTIVE]
+    assert site.server.fenced == []
+    with site.opened() as here:
+        owner = here.catalog.owner(BACK)
+    assert owner is None or owner.node == ACTIVE
+
+
+def test_nothing_moves_while_the_gate_is_held(cluster: PacemakerServer, site: ClusterSite) -> None:
+    cluster.shell(ACTIVE, f"rm {MOUNTS[MAIL]}/ledger.db")
+    ended(site.step(ACTIVE, "one"), saying="failed ledger")
+    for words in (("cluster", "move", BACK), ("cluster", "move", BACK, "--to", ALTERNATE)):
+        refused = site.nightferry(ACTIVE, *words)
+        assert refused.returncode == 50, refused.stderr
+    assert site.step(ACTIVE, "two").returncode == 50
+    stands_still(site)
+
+
+def test_targets_that_cannot_take_it_are_refused_and_nothing_changes(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    ended(site.step(ACTIVE, "one"))
+    before = cluster.done(ACTIVE, "cibadmin", "--query", "--scope", "constraints")
+
+    def refused(target: str, said: str, code: int = 50) -> None:
+        answer = site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", target)
+        assert (answer.returncode, said in answer.stderr) == (code, True), answer.stderr
+
+    refused("TEX-PASS-9", "no node is called", code=2)
+    refused(ACTIVE, "is no target of TEX-BACK-1", code=2)
+    cluster.done(ACTIVE, "crm_attribute", "--node", ALTERNATE, "--name", "standby", "--update", "on")
+    cluster.until(lambda seen: ALTERNATE not in seen.usable, "standby")
+    refused(ALTERNATE, "no passive node can take TEX-BACK-1")
+    cluster.done(ACTIVE, "crm_attribute", "--node", ALTERNATE, "--name", "standby", "--delete")
+    cluster.until(lambda seen: ALTERNATE in seen.usable, "not standby")
+    cluster.done(ACTIVE, "crm_resource", "--resource", BACK, "--meta", "-p", "is-managed", "-v", "false")
+    refused(ALTERNATE, "not managed by the cluster")
+    cluster.done(ACTIVE, "crm_resource", "--resource", BACK, "--meta", "-d", "is-managed")
+    assert cluster.done(ACTIVE, "cibadmin", "--query", "--scope", "constraints") == before
+
+    cluster.done(ACTIVE, "crm_resource", "--ban", "--resource", BACK, "--node", ALTERNATE)
+    refused(ALTERNATE, "keeps TEX-BACK-1 away from TEX-PASS-2, and it is not ours")
+    assert cluster.constraints() == ["cli-ban-TEX-BACK-1-on-TEX-PASS-2"]
+    cluster.done(ACTIVE, "crm_resource", "--clear", "--resource", BACK)
+
+    cluster.kill(ALTERNATE)
+    cluster.until(lambda seen: ALTERNATE not in seen.online and not seen.unclean, "offline and fenced")
+    refused(ALTERNATE, "no passive node can take TEX-BACK-1")
+    cluster.fenced.clear()
+    stands_still(site)
+
+
+def test_a_disk_that_somebody_keeps_busy_is_not_moved(cluster: PacemakerServer, site: ClusterSite) -> None:
+    ended(site.step(ACTIVE, "one"))
+    idler = cluster.start(ACTIVE, "tail", "-f", str(MOUNTS[BACK] / ".nightferry/owner.1"), stdout=-3)
+    try:
+        refused = site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", ALTERNATE)
+        assert refused.returncode == 50, refused.stderr
+        assert "is kept busy by tail (pid " in refused.stderr
+    finally:
+        idler.kill()
+        idler.wait()
+    stands_still(site)
+    stage_two(site)
+    require_whole(site)
+
+
+def test_a_stop_that_fails_ends_the_move_and_nothing_is_written_on_the_target(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    """A loop device keeps the disk busy without a process that could be seen; nobody answers for fencing."""
+    ended(site.step(ACTIVE, "one"))
+    cluster.fencing_answers = False
+    cluster.shell(ACTIVE, f"truncate -s 1M {MOUNTS[BACK]}/inner.img")
+    loop = cluster.done(ACTIVE, "losetup", "--find", "--show", str(MOUNTS[BACK] / "inner.img")).strip()
+    try:
+        failed = site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", ALTERNATE)
+        assert failed.returncode == 50, failed.stderr
+        assert "did not arrive on TEX-PASS-2" in failed.stderr
+        assert cluster.constraints() == []
+        assert cluster.mounted(BACK) == [ACTIVE]
+        with site.opened() as here:
+            assert here.catalog.owner(BACK).node == ACTIVE
+    finally:
+        cluster.done(ACTIVE, "losetup", "--detach", loop)
+
+
+def test_a_target_that_cannot_start_it_ends_the_move_and_the_night_goes_to_another_node(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    ended(site.step(ACTIVE, "one"))
+    cluster.shell(ALTERNATE, f"rmdir {MOUNTS[BACK]} && touch {MOUNTS[BACK]}")
+    try:
+        failed = site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", ALTERNATE)
+        assert failed.returncode == 50, failed.stderr
+        assert "did not arrive on TEX-PASS-2: back1-fs_start_0 on TEX-PASS-2" in failed.stderr
+        assert "now it is started on TEX-ACTV-1" in failed.stderr
+        stands_still(site)
+        again = site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", ALTERNATE)
+        assert "failed before: back1-fs_start_0 on TEX-PASS-2" in again.stderr
+        stage_two(site, PRIMARY)
+        require_whole(site, PRIMARY)
+    finally:
+        cluster.shell(ALTERNATE, f"rm {MOUNTS[BACK]}; mkdir {MOUNTS[BACK]}")
+
+
+SLOW = 'bandwidth = ["00:00 1 MiB/s"]'
+
+
+def read_until(step: subprocess.Popen[str], wanted: str) -> str:
+    """The step's output up to a line that holds ``wanted``."""
+    seen = ""
+    assert step.stdout is not None
+    for line in step.stdout:
+        seen += line
+        if wanted in line:
+            return seen
+    raise AssertionError(f"no {wanted!r} in: {seen}")
+
+
+@pytest.fixture
+def slow_site(cluster: PacemakerServer, tmp_path: Path) -> ClusterSite:
+    """A site whose first store takes half a minute to stage."""
+    return ClusterSite(cluster, tmp_path, staging=SLOW, docs_mib=30)
+
+
+def leaves(cluster: PacemakerServer, group: str, holders: int) -> None:
+    """Waits until our processes have leases on a group, then lets it leave the active node."""
+    cluster.until(lambda _: len(cluster.leases(ACTIVE, group)) >= holders, "leases")
+    cluster.done(ACTIVE, "crm_resource", "--move", "--resource", group, "--node", PRIMARY)
+    cluster.until(lambda seen: seen.groups[group] == PRIMARY, f"{group} on {PRIMARY}")
+    cluster.done(ACTIVE, "crm_resource", "--clear", "--resource", group)
+
+
+def test_our_reader_lets_the_service_go_and_nobody_is_fenced(
+    cluster: PacemakerServer, slow_site: ClusterSite
+) -> None:
+    with slow_site.led_step(ACTIVE, "one") as step:
+        leaves(cluster, MAIL, 1)
+        said, _ = step.communicate(timeout=60)
+    assert "failed docs: TEX-MAIL-1 is not on this node, or is being stopped on it" in said
+    assert cluster.look().failures == []
+    assert cluster.fenced == []
+    assert cluster.mounted(MAIL) == [PRIMARY]
+
+
+def test_a_reader_that_does_not_answer_is_ended_and_nobody_is_fenced(
+    cluster: PacemakerServer, slow_site: ClusterSite
+) -> None:
+    with slow_site.led_step(ACTIVE, "one") as step:
+        cluster.until(lambda _: bool(cluster.leases(ACTIVE, MAIL)), "a lease")
+        (pid,) = {lease.partition(".")[0] for lease in cluster.leases(ACTIVE, MAIL)}
+        cluster.done(ACTIVE, "kill", "-STOP", pid)
+        leaves(cluster, MAIL, 1)
+        step.send_signal(signal.SIGCONT)  # nsenter stops with its child
+        step.communicate(timeout=60)
+    assert step.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    assert cluster.look().failures == []
+    assert cluster.fenced == []
+
+
+def test_without_quorum_nothing_moves_and_nothing_does_later(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    ended(site.step(ACTIVE, "one"))
+    with site.led_step(ACTIVE, "two", "move watched") as step:
+        read_until(step, "stopped before move watched")
+        cluster.until(lambda seen: seen.groups[BACK] == ALTERNATE, "the move's end")
+        for node in (PRIMARY, ALTERNATE):
+            cluster.cut(node)
+        cluster.until_alone(ACTIVE)
+        said, _ = step.communicate("\n", timeout=60)
+    assert "the cluster lost its quorum" in said
+    refused = move_anyway(site)
+    assert refused.returncode == 50, refused.stderr
+    assert "quorum" in refused.stderr
+    for node in (PRIMARY, ALTERNATE):
+        cluster.heal(node)
+    seen = cluster.until(
+        lambda seen: seen.online == set(NODES) and all(seen.groups.values()), "one cluster again"
+    )
+    assert cluster.constraints() == []
+    assert len(cluster.mounted(BACK)) == 1
+    assert cluster.fenced == []
+    where = seen.groups[BACK]
+    stage_two(site, ALTERNATE if where == ACTIVE else where)
+    require_whole(site)
+
+
+def test_an_owner_killed_during_stage_one_is_followed_to_the_new_one(
+    cluster: PacemakerServer, slow_site: ClusterSite
+) -> None:
+    site = slow_site
+    with site.led_step(ACTIVE, "one") as step:
+        cluster.until(lambda _: bool(cluster.leases(ACTIVE, MAIL)), "a lease")
+        cluster.kill(ACTIVE)
+        step.wait()
+    seen = cluster.until(lambda seen: not {None, ACTIVE} & set(seen.groups.values()), "failover")
+    assert cluster.mounted(MAIL) == [seen.groups[MAIL]]
+    site.edit(SLOW, "")
+    ended(site.step(seen.groups[MAIL], "one"))
+    assert cluster.mounted(BACK) == [seen.groups[MAIL]]
+    (other,) = {PRIMARY, ALTERNATE} - {seen.groups[MAIL]}
+    stage_two(site, other)
+    require_whole(site, other)
+
+
+def test_an_owner_killed_during_stage_two_is_followed_to_the_new_one(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    ended(site.step(ACTIVE, "one"))
+    assert site.nightferry(ACTIVE, "cluster", "move", BACK).returncode == 0
+    with site.led_step(ALTERNATE, "two", "copy written") as step:
+        read_until(step, "stopped before copy written")
+        cluster.kill(ALTERNATE)
+        step.wait()
+    cluster.until(lambda seen: seen.groups[BACK] not in (None, ALTERNATE), "failover")
+    stage_two(site, PRIMARY)
+    require_whole(site, PRIMARY)
+
+
+def test_of_two_coordinators_one_moves_and_the_other_is_busy(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    ended(site.step(ACTIVE, "one"))
+    with site.led_step(ACTIVE, "two", "move watched") as first:
+        read_until(first, "stopped before move watched")
+        for second in (site.step(ACTIVE, "two"), move_anyway(site, PRIMARY)):
+            assert second.returncode == 10, second.stdout + second.stderr
+        said, _ = first.communicate("\n", timeout=60)
+    assert "is on TEX-PASS-2" in said
+    stage_two(site)
+    require_whole(site)
+
+
+def test_a_coordinator_killed_at_every_step_of_the_move_is_followed_by_one_that_ends_it(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    def killed(node: str, step: str, point: str) -> None:
+        ended_by = site.step(node, step, f"kill:{point}").returncode
+        assert ended_by in (-signal.SIGKILL, 128 + signal.SIGKILL), point
+
+    for point in ("disk taken", "owner recorded", "image written", "image recorded", "sealed"):
+        killed(ACTIVE, "one", point)
+    ended(site.step(ACTIVE, "one"))
+    for point in ("constraint recorded", "constraint placed", "move watched"):
+        killed(ACTIVE, "two", point)
+    cluster.until(lambda seen: seen.groups[BACK] == ALTERNATE, "what was begun")
+    assert cluster.constraints() == ["cli-prefer-TEX-BACK-1"]
+    for point in ("disk taken", "owner recorded", "copy written", "constraint released"):
+        killed(ALTERNATE, "two", point)
+    ended(site.step(ALTERNATE, "two"), saying="ended ended")
+    require_whole(site)
+
+    killed(ACTIVE, "new", "constraint placed")
+    killed(ACTIVE, "one", "move watched")
+    cluster.until(lambda seen: seen.groups[BACK] == ACTIVE, "what was begun")
+    killed(ACTIVE, "one", "constraint released")
+    killed(ACTIVE, "one", "image written")
+    ended(site.step(ACTIVE, "one"))
+    assert cluster.constraints() == []
+    stage_two(site)
+    require_whole(site)
+    assert cluster.fenced == []
+    assert cluster.look().failures == []
+
+
+def test_the_agent_passes_the_cluster_labs_own_tester(cluster: PacemakerServer) -> None:
+    agent = "/usr/lib/ocf/resource.d/nightferry/nightferry-reader"
+    cluster.done(ACTIVE, "ocf-tester", "-n", "tested", "-o", "group=TEX-TEST-1", agent)

@@ -1,0 +1,196 @@
+"""Programs that run before and after a stage: what they are told, and what becomes of the stage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightferry.errors import Cancelled, HookFailed
+from nightferry.ops import surroundings
+from nightferry.ops.hooks import hooked
+from nightferry.ops.opened import OpenSite
+from nightferry.progress import QUIET, Cancel
+from tests.support import night
+from tests.support.prefect_site import until
+from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
+
+Make = Callable[..., OpenSite]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A site with hooks; each is (name, when, shell script)."""
+
+    def build(*hooks: tuple[str, str, str], stage: str = "stage-one", more: str = "") -> OpenSite:
+        text = ""
+        for name, when, script in hooks:
+            program = tmp_path / f"{name}.sh"
+            program.write_text(f"#!/bin/sh\ncd {tmp_path}\n{script}\n")
+            program.chmod(0o755)
+            text += f'[[hooks]]\nname = "{name}"\nstage = "{stage}"\nwhen = "{when}"\n'
+            text += f'command = ["{program}", "an argument"]\n{more}'
+        return SmallSite(tmp_path, more=text).build().open(HandClock())
+
+    return build
+
+
+def run(opened: OpenSite, cancel: Cancel | None = None, fails: Exception | None = None) -> None:
+    with hooked(
+        opened,
+        "stage-one",
+        BACK_GROUP,
+        run="20261110-TEX-BACK-1",
+        node="TEX-ACTV-1",
+        progress=QUIET,
+        cancel=cancel or Cancel(),
+    ) as stage:
+        (opened.site.catalog_path.parent / "ran").touch()
+        stage.result = "partial"
+        if fails is not None:
+            raise fails
+
+
+def test_a_hook_is_told_everything_by_a_clean_environment(make: Make, tmp_path: Path) -> None:
+    os.environ["NF_TEST_SECRET"] = "not for hooks"
+    with make(("h", "before", 'env >told; echo "$1" >>told')) as opened:
+        run(opened)
+    del os.environ["NF_TEST_SECRET"]
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told[-1] == "an argument"
+    values = dict(line.split("=", 1) for line in told[:-1])
+    assert {k: v for k, v in values.items() if k.startswith("NIGHTFERRY_")} == {
+        "NIGHTFERRY_SITE_NAME": "TEX",
+        "NIGHTFERRY_RUN": "20261110-TEX-BACK-1",
+        "NIGHTFERRY_STAGE": "stage-one",
+        "NIGHTFERRY_WHEN": "before",
+        "NIGHTFERRY_BACK_GROUP": BACK_GROUP,
+        "NIGHTFERRY_GROUP": "SG1",
+        "NIGHTFERRY_NODE": "TEX-ACTV-1",
+        "NIGHTFERRY_PATH": str(tmp_path / "back"),
+    }
+    assert {k for k in values if not k.startswith("NIGHTFERRY_")} <= {
+        "PATH",
+        "LC_ALL",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+    }
+
+
+def test_hooks_run_in_order_and_after_hooks_are_told_the_result(make: Make, tmp_path: Path) -> None:
+    say = 'echo "$0 $NIGHTFERRY_RESULT" | sed "s,.*/,," >>order'
+    hooks = [("a", "before", say), ("z", "after", say), ("b", "before", say), ("y", "after", say)]
+    with make(*hooks) as opened:
+        run(opened)
+        with pytest.raises(ZeroDivisionError):
+            run(opened, fails=ZeroDivisionError())
+    told = (tmp_path / "order").read_text().splitlines()
+    assert told == [
+        "a.sh ",
+        "b.sh ",
+        "z.sh partial",
+        "y.sh partial",
+        "a.sh ",
+        "b.sh ",
+        "z.sh failed",
+        "y.sh failed",
+    ]
+
+
+def test_a_failed_before_hook_keeps_the_stage_from_running_and_is_cleaned_up_after(
+    make: Make, tmp_path: Path
+) -> None:
+    script = r"""echo one >&2; for n in 1 2 3 4; do echo "line $n" >&2; done
+printf 'token=abcd1234 \033[31mred http://u:p@host/\n' >&2; exit 7"""
+    with (
+        make(("thaw", "after", "touch thawed"), ("freeze", "before", script)) as opened,
+        pytest.raises(HookFailed) as failed,
+    ):
+        run(opened)
+    assert failed.value.message == (
+        "hook freeze before stage-one failed with exit code 7: line 1 | line 2 | line 3 | line 4 | "
+        r"token= ‹redacted› \x1b[31mred http://…@host/"
+    )
+    assert (failed.value.exit_code, failed.value.subject) == (50, "freeze")
+    assert not (tmp_path / "ran").exists()
+    assert (tmp_path / "thawed").exists()
+
+
+def test_a_failed_after_hook_fails_a_stage_that_ran_and_keeps_no_other_from_running(
+    make: Make, tmp_path: Path
+) -> None:
+    with make(("bad", "after", "exit 1"), ("good", "after", "touch good")) as opened:
+        with pytest.raises(
+            HookFailed, match="hook bad after stage-one failed with exit code 1: it said nothing"
+        ):
+            run(opened)
+        (tmp_path / "good").unlink()
+        # The stage's own error says more than that of a hook after it.
+        with pytest.raises(ZeroDivisionError):
+            run(opened, fails=ZeroDivisionError())
+    assert (tmp_path / "good").exists()
+
+
+def test_a_hook_past_its_deadline_is_killed_with_its_children(make: Make, tmp_path: Path) -> None:
+    script = "sleep 600 & echo $! >child; wait"
+    with (
+        make(("slow", "before", script), more='deadline = "1s"\n') as opened,
+        pytest.raises(HookFailed) as failed,
+    ):
+        run(opened)
+    assert "did not end within 1 s and was killed" in failed.value.message
+    child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
+    # Killed at once; whoever adopted it reads its end a little later.
+    until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z", 10)
+
+
+def test_a_cancelled_stage_runs_its_after_hooks(make: Make, tmp_path: Path) -> None:
+    cancel = Cancel()
+    cancel.set("an operator")
+    hooks = [("b", "before", "sleep 600"), ("a", "after", 'echo "$NIGHTFERRY_RESULT" >after')]
+    with make(*hooks) as opened, pytest.raises(Cancelled):
+        run(opened, cancel)
+    assert (tmp_path / "after").read_text() == "failed\n"
+
+
+def test_hooks_of_other_back_groups_do_not_run(make: Make, tmp_path: Path) -> None:
+    with make(("h", "before", "exit 1"), more='back_groups = ["TEX-BACK-1"]\n') as opened:
+        (hook,) = opened.site.hooks
+        assert hook.is_for("TEX-BACK-1")
+        assert not hook.is_for("TEX-BACK-2")
+
+
+def test_a_move_runs_its_hooks_when_the_disk_really_moves(make: Make, tmp_path: Path) -> None:
+    say = 'echo "$NIGHTFERRY_WHEN $NIGHTFERRY_NODE $NIGHTFERRY_RUN" >>moves'
+    with make(("b", "before", say), ("a", "after", say), stage="move") as opened:
+        record = night.night(opened, BACK_GROUP)
+    assert (tmp_path / "moves").read_text().splitlines() == [
+        f"before TEX-PASS-2 {record.run}",
+        f"after TEX-PASS-2 {record.run}",
+    ]
+
+
+def test_a_failed_hook_before_the_move_leaves_the_disk_where_it_is(make: Make) -> None:
+    with make(("b", "before", "exit 1"), stage="move") as opened:
+        with pytest.raises(HookFailed):
+            night.night(opened, BACK_GROUP)
+        assert opened.cluster.where(BACK_GROUP) == "TEX-ACTV-1"
+
+
+def test_check_names_hooks_that_are_missing_or_belong_to_others(make: Make, tmp_path: Path) -> None:
+    with make(
+        ("gone", "before", ""), ("open", "before", ""), ("plain", "before", ""), ("good", "before", "")
+    ) as opened:
+        (tmp_path / "gone.sh").unlink()
+        (tmp_path / "open.sh").chmod(0o777)
+        (tmp_path / "plain.sh").chmod(0o644)
+        found = [(f.id, f.severity, f.text.split(":")[0]) for f in surroundings.hooks(opened)]
+    assert found == [
+        ("NF-HOOK-001", "fail", "hook gone"),
+        ("NF-HOOK-002", "fail", "hook open"),
+        ("NF-HOOK-001", "fail", "hook plain"),
+    ]
