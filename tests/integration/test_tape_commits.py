@@ -149,7 +149,7 @@ def test_a_full_pool_is_waited_for_and_then_says_how_many_cartridges_are_missing
         assert set(whole_copies(dump(server, tmp_path)).values()) == {1}
 
 
-def test_one_file_of_a_full_cartridge_costs_three_records(
+def test_one_file_of_a_spanned_image_costs_three_records_and_tar_alone_reads_the_pair(
     make_site: MakeSite, server: Tgtd, before_each: Commands, tmp_path: Path
 ) -> None:
     site = make_site(tape=server.toml, copies=("tape",), stores={"SG1": ("a",)})
@@ -173,3 +173,11 @@ def test_one_file_of_a_full_cartridge_costs_three_records(
             plan = restore.plan_restore(opened, image, [file], tmp_path / file.replace("/", "-"), copy="tape")
             assert restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).is_complete
         assert 0 < len(reads) <= 3
+    # What lies on the pair, joined as dd would read it, is a tar to GNU tar.
+    tapes = dump(server, tmp_path)
+    parts = [tapes[part["barcode"]][part["file"]] for part in copy.location["parts"]]
+    assert len(parts) == 2
+    (tmp_path / "whole").mkdir()
+    tar = ["tar", "--exclude=.nightferry", "-C", str(tmp_path / "whole"), "-xpf", "-"]
+    subprocess.run(tar, input=b"".join(parts), check=True)
+    assert compare_tree(site.store("SG1/a"), tmp_path / "whole") == ""
