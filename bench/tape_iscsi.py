@@ -5,10 +5,10 @@ WRITE through the same transport from one buffer in memory, and a filemark: noth
 recorded. nightferry reads its image from a file and does all it does in a night: chunks checked, ring, records,
 trailer, catalog. Mounting and labelling are in neither.
 
-    python -m bench.tape_iscsi [--size "512 MiB"] [--rounds 7] [--dir /dev/shm]
+    python -m bench.tape_iscsi [--size "512 MiB"] [--rounds 7] [--cartridges /dev/shm]
 
-Needs root and tgtd (package tgt). The target takes CPU time from both on a small machine; with ``--dir`` in memory the
-disk does not.
+Needs root and tgtd (package tgt). The cartridges lie in memory, so that what is measured is the way to them and no disk;
+the image comes from the disk. The target takes its CPU time from the same cores as both contenders.
 """
 
 from __future__ import annotations
@@ -129,14 +129,17 @@ def product(server: Tgtd, root: Path, count: int, image: Path, little: Path) -> 
 
 
 def main() -> int:
-    options = arguments(__doc__ or "", size="512 MiB").parse_args()
+    parser = arguments(__doc__ or "", size="512 MiB")
+    parser.add_argument("--cartridges", type=Path, default=Path("/dev/shm"), help="where tgtd keeps them")
+    options = parser.parse_args()
     costs: dict[int, dict[str, list[Cost]]] = {1: {}, FOUR: {}}
     with ExitStack() as stack:
         root = stack.enter_context(workspace(options.dir))
         size = options.size
         image, little = make_source(root / "image", size), make_source(root / "little", MIB)
+        memory = stack.enter_context(workspace(options.cartridges))
         server = stack.enter_context(
-            serving(root / "t", drives=FOUR, tapes=FOUR, cartridge_mib=size // MIB + 512)
+            serving(memory / "t", drives=FOUR, tapes=FOUR, cartridge_mib=size // MIB + 512)
         )
         for number in range(options.rounds):
             for count in costs:

@@ -212,7 +212,11 @@ def retire(barcode: str, /, *, reason: str, library: LibraryName = None) -> int:
     words = [f"{barcode} is retired; {counted(len(done.losses), 'copy', 'copies')} on it lost"]
     if rows:
         words += ["what has one copy or none left:"]
-    again = [f"`nightferry copy --missing --to {tape.name}` makes the copies again"] if done.losses else []
+    again = (
+        [f"`nightferry copy --missing --to {tape.name}` makes the copies again"]
+        if any(x.left for x in done.losses)
+        else []
+    )
     document = {
         **media.view_json(done.medium),
         "lost": [loss.as_json() for loss in done.losses],
