@@ -7,8 +7,8 @@ trailer, catalog. Mounting and labelling are in neither.
 
     python -m bench.tape_iscsi [--size "512 MiB"] [--rounds 7] [--cartridges /dev/shm]
 
-Needs root and tgtd (package tgt). The cartridges lie in memory, so that what is measured is the way to them and no disk;
-the image comes from the disk. The target takes its CPU time from the same cores as both contenders.
+Needs root and tgtd (package tgt). The cartridges lie in memory, so that no disk is measured but the one with the
+image. The target takes its CPU time from the same cores as both contenders.
 """
 
 from __future__ import annotations
