@@ -59,7 +59,6 @@ class IndexFiles:
         if found is None:
             raise CatalogError(
                 f"the catalog has no {what} of image {image}",
-                hint="every copy carries it as a side file; read it from one with --copy",
                 subject=image,
             )
         return found

@@ -50,7 +50,7 @@ from nightferry.ops.in_place import (
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.recall import Turns, archived
 from nightferry.ops.restored import RestoreReport
-from nightferry.ops.stage import proven_chunks
+from nightferry.ops.side_files import proven_chunks, side_files
 from nightferry.ops.stream import describe_location, mark_damaged
 from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.plan.match import Matcher
@@ -232,7 +232,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    index = Index(opened.catalog.index(image.image))
+    index = Index(side_files(opened, image).index)
     for row in index.select(lambda path: _may_match(chosen, unmatched, path)) if patterns else index:
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
@@ -339,7 +339,7 @@ def restore(
                     open_place(opened, plan.image, place) as reader,
                 ):
                     # The index at hand: on tape the one at the image's end is a long way off and back.
-                    index = opened.catalog.index(plan.image.image)
+                    index = side_files(opened, plan.image).index
                     image = ImageReader(reader, index=index)
                     report = extract(
                         image,
@@ -397,7 +397,7 @@ def forecast(
 @contextmanager
 def _nothing_to_read(opened: OpenSite, image: ImageRecord) -> Iterator[ImageReader]:
     """The catalog's index as if it were the image: enough for a dry run, which reads no payload."""
-    index = opened.catalog.index(image.image)
+    index = side_files(opened, image).index
     with FileReader(os.devnull) as reader:
         yield ImageReader(reader, index=index)
 

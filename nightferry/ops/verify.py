@@ -22,7 +22,7 @@ from nightferry.ops.passes import in_passes
 from nightferry.ops.recall import Turns, recall
 from nightferry.ops.restore import open_place, places_of
 from nightferry.ops.room import free_room
-from nightferry.ops.stage import proven_chunks
+from nightferry.ops.side_files import proven_chunks
 from nightferry.ops.stream import (
     StagedOutgoing,
     made_before,

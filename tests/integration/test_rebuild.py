@@ -135,6 +135,24 @@ def test_a_rebuilt_catalog_restores_everything(site: SmallSite, kind: str, night
         assert (again.run, again.result) == ("20261111-TEX-BACK-1", "whole")
 
 
+def test_what_only_lies_elsewhere_is_restored_by_the_side_files_there(
+    make_site: MakeSite, nightferry: Command
+) -> None:
+    site = make_site(copies=("folder", "tape"))
+    clock = HandClock()
+    with site.open(clock) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        deliver_catalog(opened, "folder", clock.now())
+    for copies in (site.home / "objects" / "images").glob("*.SG1.a.L0"):
+        shutil.rmtree(copies)
+    lose(site)
+    assert rebuilt(site, "folder", nightferry, code=3)["lost"] == ["20261110-TEX-BACK-1.SG1.a.L0"]
+    require_restored(site, nightferry)
+    shutil.rmtree(site.home / "returned")
+    (site.home / "vtl").rename(site.home / "away")
+    assert nightferry(site.file, "files", "20261110-TEX-BACK-1.SG1.a.L0").code == 0, "kept for the next time"
+
+
 def test_without_a_copy_of_the_catalog_the_side_files_suffice(
     site: SmallSite, kind: str, nightferry: Command
 ) -> None:
