@@ -17,6 +17,7 @@ from nightferry.destination.copies import (
     about,
     data_name,
     location_of,
+    misfit,
     parse_about,
     place_of,
     receipt_of,
@@ -225,8 +226,7 @@ class FsspecDestination:
         path = f"images/{image}/{data_name(location)}"
         size = self._objects.size(path)
         if size != size_bytes:
-            found = "is not there" if size is None else f"has {size} bytes"
-            raise MediumDamaged(f"{self._name}: {path} {found}, {size_bytes} were recorded", subject=image)
+            raise misfit(self._name, path, size, location)
         with self._objects.opened(path) as read_at:
             yield ObjectReader(read_at, path, size_bytes)
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from nightferry.errors import (
     BusyError,
     ConfigError,
-    CopyMissing,
     DestinationError,
     GroupStopping,
     IntegrityError,
@@ -31,14 +30,11 @@ from nightferry.errors import (
     PartialResult,
     worst_exit_code,
 )
-from nightferry.image.chunks import CheckedReader
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
-from nightferry.model.names import choose
 from nightferry.model.records import ImageRecord
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.text import safe
-from nightferry.ops.encode import open_copy
 from nightferry.ops.extract import extract
 from nightferry.ops.in_place import (
     beside,
@@ -48,15 +44,15 @@ from nightferry.ops.in_place import (
     store_in_use,
 )
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.places import nowhere, open_place, places_of
 from nightferry.ops.recall import Turns, archived
 from nightferry.ops.restored import RestoreReport
-from nightferry.ops.side_files import proven_chunks, side_files
+from nightferry.ops.side_files import side_files
 from nightferry.ops.stream import describe_location, mark_damaged
 from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.plan.match import Matcher
-from nightferry.plan.restore_order import STAGING, Choice, choose_copies, recalled_last
+from nightferry.plan.restore_order import Choice, recalled_last
 from nightferry.progress import Cancel, Progress
-from nightferry.transfer.base import ByteReader
 from nightferry.transfer.reading import FileReader
 from nightferry.units import counted, format_duration
 
@@ -133,39 +129,6 @@ def find_image(
             subject=f"{group}/{store}",
         )
     return newest
-
-
-def places_of(
-    opened: OpenSite, image: ImageRecord, only: str | None = None, *, wanted_bytes: int | None = None
-) -> tuple[Choice, ...]:
-    """Where the image can be read from, the nearest first; not where the site file knows no way to any more.
-
-    Raises:
-        ConfigError: ``only`` is not the name of a destination.
-        CopyMissing: there is no readable copy.
-    """
-    staged = opened.is_staged(image)
-    names = [d.name for d in opened.site.destinations]
-    copies = [c for c in opened.catalog.copies(image.image) if c.destination in names]
-    if only == STAGING:
-        copies = []
-    elif only is not None:
-        if only not in names:
-            raise choose(only, [STAGING, *names], "place of copies")
-        copies = [c for c in copies if c.destination == only]
-        staged = False
-    ordered = tuple(
-        choose_copies(
-            image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes, offsite=opened.offsite()
-        )
-    )
-    if not ordered:
-        raise CopyMissing(
-            f"no readable copy of image {image.image}" + (f" at {only}" if only else ""),
-            hint=f"`nightferry copies {image.image}` shows where it was",
-            subject=image.image,
-        )
-    return ordered
 
 
 def plan_restore(
@@ -245,22 +208,6 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
             hint=f"`nightferry files {image.image}` lists what is in it",
             subject=image.image,
         )
-
-
-@contextmanager
-def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
-    """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
-    chunks = proven_chunks(opened, image)
-    if place.copy is None:
-        back_group = opened.back_group_of(image)
-        with (
-            opened.leases(back_group).read(f"restore of {image.image}"),
-            FileReader(opened.staged_path(image)) as reader,
-        ):
-            yield CheckedReader(reader, chunks)
-    else:
-        with open_copy(opened, place.copy) as reader:
-            yield CheckedReader(reader, chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +308,7 @@ def restore(
                 continue
             return Restored(plan, place.source, report, tuple(damaged))
     if not errors:
-        raise CopyMissing(f"no readable copy of image {plan.image.image}", subject=plan.image.image)
+        raise nowhere(opened, plan.image, None)
     gravest = worst_exit_code(error.exit_code for error in errors)
     raise next(error for error in errors if error.exit_code == gravest)
 

@@ -19,8 +19,8 @@ from nightferry.errors import (
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.passes import in_passes
+from nightferry.ops.places import open_place, places_of
 from nightferry.ops.recall import Turns, recall
-from nightferry.ops.restore import open_place, places_of
 from nightferry.ops.room import free_room
 from nightferry.ops.side_files import proven_chunks
 from nightferry.ops.stream import (

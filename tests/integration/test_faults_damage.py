@@ -10,7 +10,7 @@ import pytest
 
 from nightferry.errors import CopyMissing, DestinationError, IntegrityError, MediumDamaged
 from nightferry.model.records import ImageRecord
-from nightferry.ops import restore, verify
+from nightferry.ops import places, restore, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.ops.restore import Restored
@@ -127,7 +127,7 @@ def test_a_byte_flipped_in_a_copy_is_found_marked_and_mended(
         assert set(found.values()) == {("verified", 0)}
         assert "is damaged" in caplog.text
         assert status(opened)[0].colour == "amber"
-        assert [p.source for p in restore.places_of(opened, image)] == ["staging", other]
+        assert [p.source for p in places.places_of(opened, image)] == ["staging", other]
 
         missing = verify.missing_copies(opened, hurt)
         assert [i.image for i in missing] == [image.image]
