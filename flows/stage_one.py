@@ -67,7 +67,8 @@ def stage_one(
             )
         with run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL, under=lock):
             failed: Sequence[str] = ()
-            if look(here, record).state != "open" or lost_images(here, record):
+            lost = here.sees(back_group) and lost_images(here, record)
+            if look(here, record).state != "open" or lost:
                 to_active(site, run, back_group)
                 record = set_state(here, record, state="staging")
                 failed = _stage_all(here, site, record, stagger)

@@ -18,10 +18,12 @@ from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GroupStopping, NodeAway
 from nightferry.model.records import RunRecord
+from nightferry.ops.gate import look
 from nightferry.ops.move import settle, wait_for_service
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.ops.run import begin_run, end_run, lock_key, run_lock, set_state
+from nightferry.ops.stage import lost_images
 from nightferry.ops.stream import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success
@@ -139,7 +141,7 @@ def night(
 ) -> State[Any]:
     """The parts of one run, in order, each on the node whose work it is."""
     back_group = run.back_group
-    if stage != "two":
+    if stage == "one" or (stage == "both" and _owes_stage_one(here, run)):
         staged = stage_one_where_the_service_is(
             site,
             here,
@@ -187,6 +189,15 @@ def night(
     return final_state(here, night_result(here, run))
 
 
+def _owes_stage_one(here: OpenSite, run: RunRecord) -> bool:
+    """Whether there is something to stage. Of a disk that was handed over only its node can say what it lost."""
+    if look(here, run).state != "open":
+        return True
+    if here.sees(run.back_group):
+        return bool(lost_images(here, run))
+    return here.cluster.where(run.back_group) == run.node
+
+
 def stage_one_where_the_service_is(
     site: Site, here: OpenSite, run: RunRecord, **parameters: Any
 ) -> State[Any]:
@@ -212,11 +223,7 @@ def stage_one_where_the_service_is(
         except NodeAway as away:
             staged = Failed(message=str(away), data=away)
         CANCEL.check()
-        if (
-            staged.is_completed()
-            or staged.name in (PARTIAL, GATE_HELD)
-            or not _went_elsewhere(here, run, staged)
-        ):
+        if staged.is_completed() or not _went_elsewhere(here, run, staged):
             return staged
         PrefectProgress().say(
             f"the service of {run.back_group} left {node} during stage one: {staged.message}",
@@ -226,7 +233,12 @@ def stage_one_where_the_service_is(
 
 
 def _went_elsewhere(here: OpenSite, run: RunRecord, staged: State[Any]) -> bool:
-    """Whether stage one ended because its node lost the service. Waits until that is started again."""
-    error = staged.result(raise_on_failure=False)
+    """Whether stage one lost stores because the service left its node. Waits until that is started again."""
+    here.catalog.refresh()
+    stopped = any(f.exit_code == GroupStopping.exit_code for f in here.catalog.failures(run.run))
+    named = staged.name in (PARTIAL, GATE_HELD)
+    if named and not stopped:
+        return False
+    error = None if named else staged.result(raise_on_failure=False)
     node = wait_for_service(here, run.back_group, progress=PrefectProgress(), cancel=CANCEL)
-    return node != run.node or isinstance(error, GroupStopping)
+    return node != run.node or stopped or isinstance(error, GroupStopping)

@@ -25,7 +25,15 @@ from prefect.states import Cancelling, Crashed, Failed, Running
 
 from blocks.site import Site, deployment_name, document_name, pool_name
 from nightferry import errors
-from nightferry.errors import Cancelled, ConfigError, NightferryError, NodeAway, PrefectRequired
+from nightferry.errors import (
+    Cancelled,
+    ClusterError,
+    ConfigError,
+    NightferryError,
+    NodeAway,
+    PartFailed,
+    PrefectRequired,
+)
 from nightferry.ops.opened import OpenSite
 from nightferry.units import format_duration
 from tasks.bridge import CANCEL, PrefectProgress, opened
@@ -50,8 +58,6 @@ WAITING = "WaitingForWorker"
 """The calling flow's state while nobody takes its child run."""
 
 _RAISED = re.compile(r"exception: (\w+): (.*)", re.DOTALL)
-
-Place = Callable[[], str]
 
 
 def is_here(here: OpenSite, node: str) -> bool:
@@ -121,7 +127,7 @@ class _Elsewhere:
             ours = run.parameters.get("lock") == self._parameters.get("lock")
             ended = self._wait(run)
             if ours:
-                return self._told(ended)
+                return told(self._flow.name, self._node, ended)
             # A run that a killed caller left: it ended, or was ended, because that one's lock is gone.
         raise NodeAway(f"{self._deployment} was tried too often", subject=self._node)
 
@@ -210,7 +216,7 @@ class _Elsewhere:
         """Whether the cluster says that the node is gone: then its worker will not tell."""
         try:
             view = self._here.cluster.view().node(self._node)
-        except errors.ClusterError as error:
+        except ClusterError as error:
             log.warning("the cluster does not say whether %s is there: %s", self._node, error.message)
             return False
         return view is not None and not view.online
@@ -225,19 +231,18 @@ class _Elsewhere:
                 return
             time.sleep(POLL_S)
 
-    def _told(self, state: State[Any]) -> State[Any]:
-        """The child's state as the caller's own subflow would have left it: with our error where it failed."""
-        if state.is_completed():
-            return state
-        message = state.message or state.name or "it did not end well"
-        raised = _RAISED.search(message)
-        kind = getattr(errors, raised[1], None) if raised is not None else None
-        if raised is not None and isinstance(kind, type) and issubclass(kind, NightferryError):
-            return Failed(name=state.name, message=raised[2], data=kind(raised[2], subject=self._node))
-        error = errors.PartFailed(
-            f"{self._flow.name} on {self._node} ended {state.name}: {message}", subject=self._node
-        )
-        return Failed(name=state.name, message=message, data=error)
+
+def told(flow: str, node: str, state: State[Any]) -> State[Any]:
+    """A child's final state as the caller's own subflow would have left it: with our error where it failed."""
+    if state.is_completed():
+        return state
+    message = state.message or state.name or "it did not end well"
+    raised = _RAISED.search(message)
+    kind = getattr(errors, raised[1], None) if raised is not None else None
+    if raised is not None and isinstance(kind, type) and issubclass(kind, NightferryError):
+        return Failed(name=state.name, message=raised[2], data=kind(raised[2], subject=node))
+    error = PartFailed(f"{flow} on {node} ended {state.name}: {message}", subject=node)
+    return Failed(name=state.name, message=message, data=error)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def rebuild(*, copy: str, to: str) -> int:
     words += done.notes
     if loaded.site.site.catalog.rstrip("/") != to.rstrip("/"):
         words.append(f'put catalog = "{to}" into the site file to use it')
-    session.out.result({"catalog": done.place, **asdict(done)}, *words)
+    session.out.result(asdict(done), *words)
     return 0 if done.is_complete else PARTIAL
 
 

@@ -23,7 +23,11 @@ FLOWS = {
     "restore-files",
     "restore-store",
     "verify-copies",
+    "media-inventory",
+    "media-import",
+    "media-export",
     "expire",
+    "check-everywhere",
 }
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from nightferry.errors import StoreUnreadable
+from nightferry.errors import GroupStopping, StoreUnreadable
 from nightferry.ops import stage
 from nightferry.plan.batches import batches
 from tests.support.prefect_site import BACK, subflows, task_runs, until
@@ -280,3 +280,22 @@ def test_gnu_tar_lists_what_the_night_staged(site):
     listed = subprocess.run(["tar", "-tf", image], capture_output=True, text=True, check=True)
     assert "mail.txt" in listed.stdout.splitlines()
     assert listed.stderr == ""
+
+
+def test_a_service_that_fails_over_during_stage_one_is_followed(site, failing):
+    def stopped():
+        # The cluster stops the service here and starts it on the passive node.
+        owners = {"owners": {"TEX-MAIL-1": "TEX-PASS-1", BACK: "TEX-ACTV-1"}}
+        site.opened().site.cluster_state_path.write_text(json.dumps(owners))
+        return GroupStopping("TEX-MAIL-1 is being stopped on this node")
+
+    attempts = failing("SG1/priv1", stopped, times=1)
+    state = site.night()
+    assert state.name == "Completed", state.message
+    assert len(attempts) == 2
+    here = site.opened()
+    (run,) = here.catalog.runs(BACK)
+    assert (run.node, run.result) == ("TEX-PASS-1", "whole")
+    (again,) = here.catalog.images("SG1", "priv1")
+    assert again.node == "TEX-PASS-1"
+    assert here.catalog.failures(run.run) == []

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 def site(prefect_server, tmp_path_factory):
     """Deployed once; a worker on the active node and one on the passive node that the layout chooses, which also
     coordinates."""
-    site = PlacedSite.create(tmp_path_factory.mktemp("placed"), "PLACED", worker_deadline="25s")
+    site = PlacedSite.create(tmp_path_factory.mktemp("placed"), "PLACED", worker_deadline="20s")
     site.deploy()
     with site.worker(ACTIVE), site.worker(ALTERNATE, "default"):
         yield site
@@ -157,7 +157,7 @@ def test_a_node_without_a_worker_is_waited_for_by_name_and_not_for_ever(site):
     assert f"no worker on {PRIMARY}" in until(waiting, 60)["state"]["message"]
     failed = ended(flow_run, 60)
     assert failed["state_type"] == "FAILED"
-    assert f"no worker on {PRIMARY} took restore-files within 25" in failed["state"]["message"]
+    assert f"no worker on {PRIMARY} took restore-files within 20" in failed["state"]["message"]
     # Nobody takes it up later.
     assert [run["state_type"] for run in runs_of(site, "restore-files", PRIMARY)] == ["CANCELLED"]
 

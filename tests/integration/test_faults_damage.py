@@ -163,7 +163,8 @@ def test_a_restore_goes_on_with_the_next_copy_and_says_so(
         assert (done.copy, done.damaged, done.is_complete) == (other, ("staging", hurt), True)
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
         assert states(opened, image.image) == {hurt: "damaged", other: "verified"}
-        assert [text.split(" cannot give")[0] for text in sink.said] == ["staging", hurt]
+        failed = [text.split(" cannot give")[0] for text in sink.said if " cannot give" in text]
+        assert failed == ["staging", hurt]
 
 
 @pytest.mark.parametrize("hurt", ["folder", "tape"])

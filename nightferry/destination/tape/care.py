@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 from nightferry.destination.tape.alerts import CLEANING_FAILED, wants_cleaning
-from nightferry.destination.tape.bays import Bay, Bays
+from nightferry.destination.tape.bay import Bay
+from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.watch import Watch
 from nightferry.model.records import CartridgeRecord

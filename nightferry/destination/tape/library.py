@@ -16,7 +16,8 @@ from blake3 import blake3
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.base import SIDE_FILES, Found, Leftover, Outgoing, Receipt, Register
 from nightferry.destination.tape import reader as reading
-from nightferry.destination.tape.bays import Bay, Bays
+from nightferry.destination.tape.bay import Bay
+from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.care import Care
 from nightferry.destination.tape.changer import Library
 from nightferry.destination.tape.feed import BUFFER_BYTES

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from nightferry.destination.tape.bays import Bay, Bays
+from nightferry.destination.tape.bay import Bay
+from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, Mark
 from nightferry.destination.tape.layout import Location, Part

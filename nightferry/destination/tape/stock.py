@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from nightferry.clock import Clock
-from nightferry.destination.tape.bays import Bay, Bays
+from nightferry.destination.tape.bay import Bay
+from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Audit, Cartridge
 from nightferry.destination.tape.label import new_label
 from nightferry.destination.tape.layout import Trailer

@@ -11,7 +11,7 @@ from typing import Literal
 from nightferry.clock import Clock
 from nightferry.destination.base import Register
 from nightferry.destination.tape.alerts import wants_cleaning
-from nightferry.destination.tape.bays import Departure
+from nightferry.destination.tape.bay import Departure
 from nightferry.destination.tape.pool import WRITING, is_being_written, settled
 from nightferry.model.records import CartridgeRecord, DriveRecord
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from nightferry.clock import Clock
 from nightferry.destination.base import Encoding, Outgoing
-from nightferry.destination.tape.bays import Bay
+from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import RECORD_BYTES, EndOfMedium
 from nightferry.destination.tape.feed import BUFFER_BYTES, Feed, Waits
