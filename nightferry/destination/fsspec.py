@@ -256,11 +256,11 @@ class FsspecDestination:
 
     def _entries(self, image: str) -> list[Entry]:
         folder = f"images/{image}"
-        paths = [f"{folder}/{name}" for name in self._objects.names(folder)]
+        paths = [f"{folder}/{name}" for name in self._objects.names(folder, ours=True)]
         found = [Entry(p, self._objects.size(p) or 0, self._changed(p)) for p in paths]
-        # A put that was cut off leaves a folder whose files have names of ours, or none at all.
-        if not found and isinstance(self._objects, FolderObjects):
-            found = [Entry(folder, 0, self._changed(folder))]
+        # A put that was cut off at its very beginning leaves an empty folder.
+        if isinstance(self._objects, FolderObjects):
+            found.append(Entry(folder, 0, self._changed(folder)))
         return found
 
     def _changed(self, path: str) -> datetime:

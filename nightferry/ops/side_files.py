@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nightferry.errors import CatalogError, ConfigError, NightferryError
+from nightferry.errors import CatalogError, ConfigError, CopyMissing, NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import side_path
@@ -32,12 +32,19 @@ def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
     them: one that was made anew from another destination knows of a copy and has only read of it.
 
     Raises:
+        CopyMissing: the image has expired.
         CatalogError: neither the catalog nor any place that can be read has them.
     """
     try:
         return _of_catalog(opened, image)
     except CatalogError as error:
         missing = error
+    if opened.catalog.expired(image.image):
+        raise CopyMissing(
+            f"image {image.image} has expired, and its index with it",
+            hint="`nightferry images` lists what there is",
+            subject=image.image,
+        )
     tried = []
     for place, found in _elsewhere(opened, image):
         if isinstance(found, SideFiles) and image_digest(found.chunks, found.index) == image.digest:
