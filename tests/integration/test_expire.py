@@ -195,12 +195,12 @@ def test_a_cartridge_in_the_vault_comes_home_as_scratch(aged: Aged) -> None:
         nights(opened, clock, 1)
         before = {c.barcode for c in opened.catalog.cartridges("tape") if c.images}
         (barcode,) = before
-        media.holding(opened, barcode).export(barcode, "test")
+        media.holding(opened, barcode).handling.export(barcode, "test")
         nights(opened, clock, 1)
         assert [c.barcode for c in run_expire(opened).cartridges] == [barcode]
         record = next(c for c in opened.catalog.cartridges("tape") if c.barcode == barcode)
         assert (record.state, record.resumes) == ("offsite", "expired")
-        media.holding(opened, barcode).take_in("test")
+        media.holding(opened, barcode).handling.take_in("test")
         record = next(c for c in opened.catalog.cartridges("tape") if c.barcode == barcode)
         assert record.state == "expired"
         assert run_expire(opened).cartridges == []
