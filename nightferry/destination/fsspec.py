@@ -26,7 +26,7 @@ from nightferry.destination.copies import (
 )
 from nightferry.destination.drivers import open_driver
 from nightferry.destination.leftovers import Entry, left_in
-from nightferry.destination.objects import FolderObjects, Pieces, ReadAt
+from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadAt
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
 from nightferry.errors import (
@@ -104,7 +104,7 @@ class FsspecDestination:
         holds_copies: bool | None = None,
     ) -> None:
         self._name = name
-        self._objects: FolderObjects | SpecObjects
+        self._objects: Objects
         if url.startswith("file://"):
             self._objects = FolderObjects(name, url.removeprefix("file://"))
         else:
