@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -26,7 +25,6 @@ from nightferry.ops.run import run_lock
 from nightferry.ops.stream import owed
 from nightferry.plan.balance import in_order
 from nightferry.progress import Cancel
-from nightferry.units import counted
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, part
 from tasks.place import at, is_here
@@ -118,7 +116,7 @@ def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]
     try:
         lanes = here.destination(destination).lanes
     except NightferryError as error:
-        PrefectProgress().say(f"nothing goes there now: {error}", subject=destination)
+        PrefectProgress().say(f"it cannot be opened: {error}", subject=destination)
         return Failed(name=COPY_MISSING, message=str(error))
     return part(to_destination.with_options(task_runner=threads(lanes)), site, back_group, destination)
 
@@ -136,17 +134,8 @@ def to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
         finally:
             here.close_destination(destination)
         if failed:
-            _say_why(destination, [f.state for f in failed])
             return Failed(name=COPY_MISSING, message=f"{len(failed)} of {len(futures)} copies failed")
         return Completed(message=f"{len(futures)} copies")
-
-
-def _say_why(destination: str, failed: list[State[Any]]) -> None:
-    """Each reason once, with what to do about it: the report only says what is owed."""
-    errors = [state.result(raise_on_failure=False) for state in failed]
-    reasons = Counter(f"{e}; {e.hint}" if isinstance(e, NightferryError) else str(e) for e in errors)
-    for reason, count in reasons.items():
-        PrefectProgress().say(f"{counted(count, 'copy', 'copies')} failed: {reason}", subject=destination)
 
 
 def _in_order(images: list[ImageRecord], lanes: int) -> list[ImageRecord]:

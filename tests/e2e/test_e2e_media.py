@@ -43,6 +43,6 @@ def test_a_night_without_cartridges_says_how_many_are_missing(site):
         line["text"] for line in map(json.loads, done.stderr.splitlines()) if line.get("progress") == "say"
     ]
     assert [t for t in said if t.startswith("waiting for 1 scratch cartridge in pool daily")]
-    why = [t for t in said if "copies failed: no scratch cartridge in pool daily: 1 missing" in t]
-    assert why[0].startswith("3 copies failed")
-    assert "put 1 blank cartridge of pool daily into the library" in why[0]
+    owed = [c for c in json.loads(done.stdout)["missing_copies"] if c["destination"] == "tape"]
+    assert len(owed) == 3
+    assert all("no scratch cartridge in pool daily: 1 missing" in c["why"] for c in owed)

@@ -32,6 +32,7 @@ PROGRAMS = {
     "mkfs.ext4": "e2fsprogs",
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
+    "openssl": "openssl",
     "tgtd": "tgt",
     "iscsi-inq": "libiscsi-bin",  # and with it the library that nightferry uses
 }
