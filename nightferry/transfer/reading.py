@@ -12,7 +12,7 @@ from typing import Self
 from nightferry.errors import IntegrityError, MediumDamaged, Unavailable
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.files import ALIGNMENT, reopen_direct, round_up
-from nightferry.transfer.ring import Buffers, ThreadEngine, Transfer
+from nightferry.transfer.ring import Buffers, Engine, InlineEngine, ThreadEngine, Transfer
 
 _DAMAGED = frozenset({errno.EIO, errno.EILSEQ, errno.ENODATA})
 
@@ -118,7 +118,8 @@ class FileReader:
         if not length:
             return
         direct = reopen_direct(self._fd) if self._unbuffered else None
-        engine, buffers = ThreadEngine(min(count, 2), 1), Buffers(count, self._buffer_bytes)
+        engine: Engine = ThreadEngine(min(count, 2), 1) if count > 1 else InlineEngine()
+        buffers = Buffers(count, self._buffer_bytes)
         ahead: deque[tuple[memoryview, Transfer]] = deque()
         asked = start
         try:
@@ -145,13 +146,13 @@ class FileReader:
             if direct is not None:
                 os.close(direct)
 
-    def _start(self, engine: ThreadEngine, direct: int | None, view: memoryview, offset: int) -> Transfer:
+    def _start(self, engine: Engine, direct: int | None, view: memoryview, offset: int) -> Transfer:
         fd = self._fd if direct is None else direct
         transfer = Transfer(fd, view, offset, writing=False, direct=direct is not None)
         engine.start(transfer)
         return transfer
 
-    def _settle(self, engine: ThreadEngine, transfer: Transfer) -> Transfer:
+    def _settle(self, engine: Engine, transfer: Transfer) -> Transfer:
         engine.wait(transfer)
         if transfer.error is not None and transfer.error.errno == errno.EINVAL and transfer.direct:
             transfer = self._start(engine, None, transfer.view, transfer.offset)

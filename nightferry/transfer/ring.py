@@ -147,6 +147,24 @@ class ThreadEngine:
         self._writers.shutdown(wait=True)
 
 
+class InlineEngine:
+    """Works where it is waited for: what is over in one piece gains nothing from a thread."""
+
+    name = "inline"
+
+    def start(self, transfer: Transfer) -> None:
+        """Nothing yet."""
+
+    def poll(self) -> None:
+        """Nothing ends but where it is waited for."""
+
+    def wait(self, transfer: Transfer) -> None:
+        _run(transfer)
+
+    def close(self) -> None:
+        """Nothing was left behind."""
+
+
 def _run(transfer: Transfer) -> None:
     try:
         while not transfer.ended:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nightferry.destination.tape.drive import RECORD_BYTES
@@ -40,6 +41,27 @@ class Waits:
         self.waits += 1
         self.waited_s += seconds
         self.repositions += seconds > DRIVE_BUFFER_S
+
+
+@contextmanager
+def fed(
+    chunks: Iterator[memoryview], records: int, buffer_bytes: int, waits: Waits, cancel: Cancel
+) -> Iterator[Iterator[memoryview]]:
+    """``chunks`` through a ring; where they are no more than one record, there is nothing to read ahead."""
+    if records > 1:
+        with Feed(chunks, buffer_bytes, waits, cancel) as feed:
+            yield iter(feed)
+        return
+    try:
+        yield chunks
+    finally:
+        _close(chunks)
+
+
+def _close(chunks: Iterator[memoryview]) -> None:
+    close = getattr(chunks, "close", None)
+    if close is not None:
+        close()
 
 
 class Feed:
@@ -129,9 +151,7 @@ class Feed:
                     if len(self._filled) >= self._high:
                         self._turn.notify_all()
         finally:
-            close = getattr(self._chunks, "close", None)
-            if close is not None:
-                close()
+            _close(self._chunks)
             with self._turn:
                 self._ended = True
                 self._turn.notify_all()

@@ -12,7 +12,7 @@ from nightferry.destination.base import Encoding, Outgoing
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import RECORD_BYTES, EndOfMedium
-from nightferry.destination.tape.feed import BUFFER_BYTES, Feed, Waits
+from nightferry.destination.tape.feed import BUFFER_BYTES, Waits, fed
 from nightferry.destination.tape.layout import (
     CHUNK_DIGEST_BYTES,
     HEAD_BYTES,
@@ -91,8 +91,10 @@ class ImageWriter:
         wanted = ""
         while True:
             before = self._written
-            with Feed(self.outgoing.chunks(before), self.buffer_bytes, self._waits, self.cancel) as feed:
-                source = iter(feed)
+            left = self._total - before
+            with fed(
+                self.outgoing.chunks(before), left, self.buffer_bytes, self._waits, self.cancel
+            ) as source:
                 while True:
                     cartridge = self.stock.writable(self.bay, self._need(), wanted)
                     self.stock.begin_writing(cartridge)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nightferry.destination.tape.feed import Feed, Waits
+from nightferry.destination.tape.feed import Feed, Waits, fed
 from nightferry.errors import Cancelled, IntegrityError
 from nightferry.progress import Cancel
 
@@ -153,3 +153,19 @@ def test_a_wait_for_the_source_can_be_stopped() -> None:
         with pytest.raises(Cancelled):
             next(iter(ring))
         source.gate.release(1000)
+
+
+def test_one_record_alone_needs_no_ring_and_its_source_is_closed() -> None:
+    before = threading.active_count()
+    closed = []
+
+    def source() -> Iterator[memoryview]:
+        try:
+            yield memoryview(b"alone")
+        finally:
+            closed.append(True)
+
+    with fed(source(), 1, 32 * MIB, Waits(), Cancel()) as chunks:
+        assert bytes(next(chunks)) == b"alone"
+        assert threading.active_count() == before
+    assert closed == [True]

@@ -182,3 +182,11 @@ def test_sizes_are_checked(path: Path) -> None:
         FileReader(path, buffer_bytes=1000)
     with pytest.raises(ValueError, match="at least 3"):
         FileReader(path, buffers=2)
+
+
+def test_a_stream_of_one_piece_needs_no_thread(path: Path) -> None:
+    with FileReader(path, buffer_bytes=SIZE) as reader:
+        pieces = reader.stream(100, SIZE - 200)
+        assert bytes(next(pieces)) == CONTENT[100 : SIZE - 100]
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("nightferry")]
+        assert list(pieces) == []
