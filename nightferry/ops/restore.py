@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from nightferry.errors import (
     BusyError,
+    ClusterError,
     ConfigError,
     CopyMissing,
     DestinationError,
@@ -143,6 +144,7 @@ def places_of(
     Raises:
         ConfigError: ``only`` is not the name of a destination.
         CopyMissing: there is no readable copy.
+        NotOwner: only staging has it, and that is on another node.
     """
     staged = opened.is_staged(image)
     names = [d.name for d in opened.site.destinations]
@@ -159,6 +161,9 @@ def places_of(
             image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes, offsite=opened.offsite()
         )
     )
+    if not ordered and only in (None, STAGING) and opened.keeps(image):
+        back_group = opened.back_group_of(image)
+        opened.require_disk(back_group, f"reading {image.image} from the disk of {back_group}")
     if not ordered:
         raise CopyMissing(
             f"no readable copy of image {image.image}" + (f" at {only}" if only else ""),
@@ -407,9 +412,25 @@ def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = No
 
     Raises:
         NotInThisRelease: the store's kind has no place on a file system.
+        NotOwner: the store's service is on another node than this one.
     """
     path = place_of(opened, image)
+    _require_service_here(opened, image)
     return plan_restore(opened, image, [], beside(path, image.run), copy=copy)
+
+
+def _require_service_here(opened: OpenSite, image: ImageRecord) -> None:
+    """What lies at a store's path on another node than its service's is not the store.
+
+    Raises:
+        NotOwner: the service is on another node. One that is on none for certain may be restored where its disk is.
+    """
+    try:
+        node = opened.active_node(opened.site.group(image.group).back_group)
+    except ClusterError as error:
+        log.warning("the cluster does not say where %s/%s is: %s", image.group, image.store, error.message)
+        return
+    opened.require_here(node, f"restoring {image.group}/{image.store} in place")
 
 
 def place_of(opened: OpenSite, image: ImageRecord) -> Path:
@@ -441,9 +462,11 @@ def restore_in_place(
 
     Raises:
         BusyError: the store is in use; the message names the processes.
+        NotOwner: the store's service is on another node than this one.
     """
     name = f"{plan_for.group}/{plan_for.store}"
     path = place_of(opened, plan_for)
+    _require_service_here(opened, plan_for)
     use = store_in_use(path)
     if use.processes:
         raise BusyError(
