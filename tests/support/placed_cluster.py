@@ -19,6 +19,12 @@ from tests.support.prefect_site import until
 URL = f"http://{HUB}:4200/api"
 AUTH = "nightferry:the nodes know it"
 
+_AHEAD = """\
+from datetime import UTC, datetime, timedelta
+from nightferry.clock import SystemClock
+SystemClock.now = lambda clock: datetime.now(UTC) + timedelta(minutes={minutes})
+"""
+
 
 class PlacedCluster:
     """What is shown of a night by a Prefect server at the nodes' own network.
@@ -31,11 +37,19 @@ class PlacedCluster:
     def __init__(self, server: PacemakerServer, home: Path) -> None:
         self.server = server
         self.home = home
+        self._paths: dict[str, str] = {}
+
+    def set_clock_ahead(self, node: str, minutes: int) -> None:
+        """Every process of ours that starts on a node from now on finds that node's clock ahead."""
+        folder = self.home / f"clock-{node}"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(_AHEAD.format(minutes=minutes))
+        self._paths[node] = f"{folder}:"
 
     def environment(self, node: str) -> list[str]:
         """What a process on a node is started with."""
         given = QUIET | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{self._paths.get(node, '')}{ROOT}",
             "PREFECT_API_URL": URL,
             "PREFECT_API_AUTH_STRING": AUTH,
             "PREFECT_HOME": str(self.home / node),
@@ -65,7 +79,16 @@ class PlacedCluster:
 
     def worker(self, stack: ExitStack, node: str) -> subprocess.Popen[bytes]:
         """A worker that takes what is a node's work; ends with the stack."""
-        command = ("worker", "start", "--pool", "nightferry-tex", "--name", node, "--work-queue", node.lower())
+        command = (
+            "worker",
+            "start",
+            "--pool",
+            "nightferry-tex",
+            "--name",
+            node,
+            "--work-queue",
+            node.lower(),
+        )
         return self._process(
             stack,
             f"worker-{node}",
@@ -113,4 +136,3 @@ class PlacedCluster:
         stack.callback(process.wait)
         stack.callback(process.kill)
         return process
-
