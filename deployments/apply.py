@@ -131,6 +131,13 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             {"store": stores, "copy_from": [*destinations, "staging"], "node": nodes},
         ),
         Planned(
+            "flows.restore.restore_group",
+            "restore-group",
+            name,
+            "Brings every store of a storage group back below a restore root.",
+            {"group": groups, "copy_from": [*destinations, "staging"], "node": nodes},
+        ),
+        Planned(
             "flows.verify.verify_copies",
             "verify-copies",
             name,
@@ -163,7 +170,7 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
     return by_hand + [_for_node(site, each, node) for node in nodes for each in placed]
 
 
-ON_A_NODE = ("move-group", "stage-two", "approve-gate", "restore-files", "restore-store")
+ON_A_NODE = ("move-group", "stage-two", "approve-gate", "restore-files", "restore-store", "restore-group")
 """Flows by hand that are carried out on the node that has the disk, or that was asked for."""
 
 

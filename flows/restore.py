@@ -19,6 +19,7 @@ from nightferry.errors import ConfigError
 from nightferry.model.names import split_store
 from nightferry.model.text import safe_markdown
 from nightferry.ops import restore as ops
+from nightferry.ops import restore_group as of_group
 from nightferry.ops.opened import OpenSite
 from nightferry.units import format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
@@ -53,7 +54,7 @@ def restore_files(
         node: The node to restore on; empty: the one that has staging.
     """
     with at_work():
-        where = _place(site, store, node)
+        where = _place(site, split_store(store)[0], node)
         if where is not None:
             ended = at(
                 where,
@@ -95,7 +96,7 @@ def restore_store(
         node: The node to restore on; empty: the one that has staging.
     """
     with at_work():
-        where = _place(site, store, node)
+        where = _place(site, split_store(store)[0], node)
         if where is not None:
             ended = at(
                 where,
@@ -113,13 +114,53 @@ def restore_store(
         return _restore(site, store, [], to, as_of, image, copy_from, "never")
 
 
-def _place(site: Site, store: str, node: str | None) -> str | None:
+@flow(name="restore-group", flow_run_name="restore {group}", persist_result=False)
+def restore_group(
+    site: Site,
+    group: str,
+    to: str,
+    as_of: datetime | None = None,
+    copy_from: str | None = None,
+    node: str | None = None,
+) -> State[Any]:
+    """Brings every store of a storage group back, each to a folder of its name.
+
+    Args:
+        site: The site.
+        group: The storage group.
+        to: A folder below one of the site's restore roots.
+        as_of: The newest images whose start is not later.
+        copy_from: Only from this destination, or ``staging``.
+        node: The node to restore on; empty: the one that has staging.
+    """
+    with at_work():
+        where = _place(site, group, node)
+        if where is not None:
+            ended = at(
+                where,
+                restore_group,
+                site,
+                key=f"by hand/{uuid4()}",
+                group=group,
+                to=to,
+                as_of=as_of,
+                copy_from=copy_from,
+                node=where,
+            )
+            return as_own(ended)
+        below_a_root(opened(site), to)
+        if not restore_group_task(site, group, to, as_of, copy_from):
+            return Failed(name="Partial", message="something was left out; see the report artifact")
+        return Completed(message=f"{group} is back below {to}")
+
+
+def _place(site: Site, group: str, node: str | None) -> str | None:
     """The other node that a restore is for; None when it runs here."""
     here = opened(site)
     if node is None:
-        group = next((g for g in here.site.groups if g.name == split_store(store)[0]), None)
+        known = next((g for g in here.site.groups if g.name == group), None)
         # What has left the site file has no staging any more: any node can restore it.
-        wanted = here.cluster.where(group.back_group) if group is not None else here.here
+        wanted = here.cluster.where(known.back_group) if known is not None else here.here
     else:
         wanted = here.site.node(node).name
     return None if wanted is None or is_here(here, wanted) else wanted
@@ -193,12 +234,42 @@ def restore_task(
     found = ops.find_image(here, group, name, as_of=as_of, image=image)
     plan = ops.plan_restore(here, found, patterns, target, copy=copy_from)
     done = ops.restore(here, plan, below=root, overwrite=overwrite, progress=PrefectProgress(), cancel=CANCEL)
+    _show(store, [f"# {safe_markdown(store)} restored", "", *_lines(done)], target)
+    return done.is_complete
+
+
+@task(name="restore-group", task_run_name="restore {group}", cache_policy=NO_CACHE, persist_result=False)
+def restore_group_task(
+    site: Site, group: str, to: str, as_of: datetime | None, copy_from: str | None
+) -> bool:
+    """The restore of all stores, in one pass over each cartridge; True when nothing was left out.
+
+    Raises:
+        NightferryError: of the first store that is not back, when every other one was tried.
+    """
+    here = opened(site)
+    target, root = below_a_root(here, to)
+    plans = of_group.plan_group(here, group, target, as_of=as_of, copy=copy_from)
+    stores = of_group.restore_group(here, plans, below=root, progress=PrefectProgress(), cancel=CANCEL)
+    lines = [f"# {safe_markdown(group)} restored"]
+    for one in stores:
+        said = (
+            _lines(one.done) if one.done is not None else [f"Not restored: {safe_markdown(str(one.error))}"]
+        )
+        lines += ["", f"## {safe_markdown(one.store)}", "", *said]
+    _show(group, lines, target)
+    for one in stores:
+        if one.error is not None:
+            raise one.error
+    return all(one.exit_code == 0 for one in stores)
+
+
+def _lines(done: ops.Restored) -> list[str]:
+    """What became of one store, in Markdown."""
     report = done.report
     lines = [
-        f"# {safe_markdown(store)} restored",
-        "",
-        f"Image `{found.image}` from **{done.copy}** to `{safe_markdown(str(target))}`: "
-        f"{report.files} files, {format_size(report.size_bytes)}.",
+        f"Image `{done.plan.image.image}` from **{done.copy}** to `{safe_markdown(str(done.plan.target))}`: "
+        f"{report.files} files, {format_size(report.size_bytes)}."
     ]
     if done.damaged:
         lines.append(f"\nTried before and not usable: {', '.join(done.damaged)}.")
@@ -208,5 +279,8 @@ def restore_task(
         lines.append(f"- refused: `{safe_markdown(path)}` — {safe_markdown(why)}")
     for path, what in report.losses[:50]:
         lines.append(f"- not kept: `{safe_markdown(path)}` — {safe_markdown(what)}")
-    create_markdown_artifact("\n".join(lines), key="restore", description=f"{store} to {target}")
-    return done.is_complete
+    return lines
+
+
+def _show(what: str, lines: list[str], target: Path) -> None:
+    create_markdown_artifact("\n".join(lines), key="restore", description=f"{what} to {target}")

@@ -29,6 +29,8 @@ MOVE_S = 300.0
 """A group that takes longer to stop and start needs a longer `move_deadline`."""
 SETTLE_S = 60.0
 """How long a group may be on its way when somebody asks where it is."""
+RECOVER_S = 10.0
+"""How long the cluster has to bring a group back whose move failed before we say where it is."""
 STOPPED_S = 3.0
 """Between its stop and its start a group looks stopped for a moment."""
 
@@ -347,7 +349,7 @@ class PacemakerCluster:
         try:
             self._tools.take_back(plan.group, self._host(plan.target))
             self._register.take_back(plan.group, str(error) or type(error).__name__)
-            view = self._group_view(plan.group, self._settled(plan.group))
+            view = self._group_view(plan.group, self._settled(plan.group, failed_s=min(RECOVER_S, SETTLE_S)))
         except ClusterError as second:
             raise MoveFailed(
                 f"{plan.group}: {error}; and the constraint {pin_id(plan.group)} could not be taken back: {second}",
@@ -376,13 +378,13 @@ class PacemakerCluster:
 
     # -- views -------------------------------------------------------------------------------------
 
-    def _settled(self, group: str) -> Status:
-        """The cluster's state, waited for while the group is on its way."""
+    def _settled(self, group: str, *, failed_s: float = 0.0) -> Status:
+        """The cluster's state, waited for while the group is on its way, and ``failed_s`` while it is failed."""
         began = time.monotonic()
         while True:
             status = self._tools.status()
             state = self._group_view(group, status).state
-            patience = {"moving": SETTLE_S, "stopped": STOPPED_S}.get(state, 0.0)
+            patience = {"moving": SETTLE_S, "stopped": STOPPED_S, "failed": failed_s}.get(state, 0.0)
             if not status.quorate or time.monotonic() - began >= patience:
                 return status
             time.sleep(LOOK_EVERY_S)

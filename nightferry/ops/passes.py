@@ -6,9 +6,10 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TypeVar
 
+from nightferry.errors import BusyError, DestinationError, IntegrityError
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import CopyRecord
 from nightferry.ops.opened import OpenSite
@@ -51,7 +52,7 @@ def in_passes(
         stop = threading.Event()
         for name, pieces in places.items():
             passes = by_cartridge(pieces, copy_of)
-            lanes = opened.destination(name).lanes if name else 1
+            lanes = _lanes(opened, name) if name else 1
             pool = pools.enter_context(ThreadPoolExecutor(min(lanes, len(passes)), f"read {name}"))
             pools.callback(pool.shutdown, cancel_futures=True)
             for one in passes:
@@ -60,6 +61,14 @@ def in_passes(
         pools.callback(stop.set)
         for future in as_completed(pending):
             yield from future.result()
+
+
+def _lanes(opened: OpenSite, library: str) -> int:
+    """Its drives. A library that cannot be opened has none: each piece then says so for itself."""
+    try:
+        return opened.destination(library).lanes
+    except DestinationError:
+        return 1
 
 
 def _one_pass(
@@ -76,9 +85,11 @@ def _one_pass(
         if name and first is not None and len(pieces) > 1:
             from nightferry.destination.tape.library import TapeDestination
 
-            tape = opened.destination(name)
-            if isinstance(tape, TapeDestination):
-                drive.enter_context(tape.kept_in_drive(stops(first)[0].barcode))
+            # A library or cartridge that cannot be had: each piece says so for itself.
+            with suppress(DestinationError, IntegrityError, BusyError):
+                tape = opened.destination(name)
+                if isinstance(tape, TapeDestination):
+                    drive.enter_context(tape.kept_in_drive(stops(first)[0].barcode))
         done = []
         for piece in pieces:
             cancel.check()

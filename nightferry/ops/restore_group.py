@@ -78,6 +78,7 @@ def restore_group(
     opened: OpenSite,
     plans: list[RestorePlan],
     *,
+    below: Path | None = None,
     overwrite: Overwrite = "never",
     privileged: bool = False,
     map_owner: Mapping[str, str] | None = None,
@@ -85,6 +86,9 @@ def restore_group(
     cancel: Cancel,
 ) -> list[StoreBack]:
     """Follows the plans, cartridge by cartridge and drive beside drive; a store that fails stops no other one.
+
+    Args:
+        below: See ``restore``.
 
     Returns:
         What became of each store, by name.
@@ -95,11 +99,13 @@ def restore_group(
 
     def back(plan: RestorePlan) -> StoreBack:
         name = f"{plan.image.group}/{plan.image.store}"
-        plan.target.parent.mkdir(parents=True, exist_ok=True)
+        if below is None:
+            plan.target.parent.mkdir(parents=True, exist_ok=True)
         try:
             done = restore(
                 opened,
                 plan,
+                below=below,
                 overwrite=overwrite,
                 privileged=privileged,
                 map_owner=map_owner,

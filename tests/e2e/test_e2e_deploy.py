@@ -22,6 +22,7 @@ FLOWS = {
     "approve-gate",
     "restore-files",
     "restore-store",
+    "restore-group",
     "verify-copies",
     "media-inventory",
     "media-import",
@@ -244,8 +245,14 @@ def test_a_worker_restores_below_a_restore_root_and_nowhere_else(deployed, worke
     where = {"to": f"{site.here}/restored/a", "node": "TEX-PASS-1"}
     inside = start("restore-files", store="SG1/priv1", patterns=["mail.txt"], **where)
     outside = start("restore-files", store="SG1/priv1", patterns=["mail.txt"], to=f"{site.here}/elsewhere")
-    good, refused = ended(inside), ended(outside)
-    assert good["state_name"] == "Completed", good["state"]["message"]
+    whole = start("restore-group", group="SG1", to=f"{site.here}/restored/group", copy_from="tape")
+    good, refused, group = ended(inside), ended(outside), ended(whole)
+    for run in (good, group):
+        assert run["state_name"] == "Completed", run["state"]["message"]
+    for store in ("priv1", "priv2"):
+        subprocess.run(
+            ["diff", "-r", site.here / "stores" / store, site.here / "restored/group" / store], check=True
+        )
     back = site.here / "restored/a/mail.txt"
     assert back.read_bytes() == (site.here / "stores/priv1/mail.txt").read_bytes()
     assert refused["state_type"] == "FAILED"

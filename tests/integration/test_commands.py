@@ -165,10 +165,10 @@ KINDS = {
         'kind = "command"\n  backup = ["/usr/bin/dump"]\n  restore = ["/usr/bin/load", "{{target}}"]',
         "",
     ),
-    "scsi": (
+    "library": (
         'kind = "virtual", path = "{root}/vtl", drives = 1, slots = 4, cartridge_bytes = "256 MiB"',
-        'kind = "scsi", changer = "/dev/sg3", drives = ["/dev/nst0"]',
-        "",
+        'kind = "ndmp", server = "nas1", robot = "robot", drives = ["tape1"]',
+        '\n[[ndmp_servers]]\nname = "nas1"\naddress = ["10.0.0.11"]\npassword = "env:NAS1_PASSWORD"\n',
     ),
     "PostgreSQL": (
         "",

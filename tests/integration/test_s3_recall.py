@@ -165,7 +165,7 @@ def test_tier_and_days_are_what_the_site_file_says(
     (body,) = sent
     assert b"<Days>9</Days>" in body
     assert b"<Tier>Bulk</Tier>" in body
-    assert "(bulk)" in said.lines[0]
+    assert any("(bulk)" in line for line in said.lines), said.lines
 
 
 @pytest.mark.xdist_group("moto")
@@ -233,7 +233,7 @@ def test_a_deadline_that_passed_is_an_error_and_the_rerun_waits_on_without_askin
         said = Said(lambda: cancel.set("by hand"))
         with pytest.raises(Cancelled):
             bring_back(opened, tmp_path / "back", said, cancel)
-        assert f"asked {asked}, until" in said.lines[0]
+        assert any(f"asked {asked}, until" in line for line in said.lines), said.lines
         moto.arrive_after(1)
         assert bring_back(opened, tmp_path / "back").copy == "cloud"
     assert asks(proxy) == 1
@@ -259,7 +259,7 @@ def test_a_recall_begun_by_hand_is_waited_for_and_not_asked_again(
         )
         said = Said()
         assert bring_back(opened, tmp_path / "back", said).copy == "cloud"
-        assert "asked before, not by us" in said.lines[0]
+        assert any("asked before, not by us" in line for line in said.lines), said.lines
     assert asks(proxy) == 0
 
 
