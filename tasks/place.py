@@ -36,7 +36,9 @@ from nightferry.errors import (
 )
 from nightferry.ops.opened import OpenSite
 from nightferry.units import format_duration
+from tasks import heartbeat
 from tasks.bridge import CANCEL, PrefectProgress, opened
+from tasks.heartbeat import Heartbeats
 from tasks.part import SERVER_AWAY, part
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,8 @@ def at(node: str, flow: Flow[..., Any], site: Site, /, key: str, **parameters: A
 
     Raises:
         ConfigError: the site is not published as it is here.
-        NodeAway: no worker took the run in time, or the cluster lost the node that did; the run was taken back.
+        NodeAway: no worker took the run in time, the cluster lost the node that did, or its process gave no sign of
+            life; the run was taken back.
         PrefectRequired: the server stayed away.
         Cancelled: a stop was asked for; the node has stopped.
     """
@@ -155,6 +158,7 @@ class _Elsewhere:
         answered = began
         lost_since: float | None = None
         said = False
+        heartbeats = Heartbeats(run.id)
         with get_client(sync_client=True) as client, _waiting(client) as waiting:
             while True:
                 if CANCEL.is_set():
@@ -163,6 +167,8 @@ class _Elsewhere:
                 now = time.monotonic()
                 try:
                     state = client.read_flow_run(run.id).state
+                    works = state is not None and not state.is_scheduled() and not state.is_final()
+                    silent_s = heartbeats.silent_s(client) if works else 0.0
                     answered = now
                 except SERVER_AWAY as error:
                     if now - answered > SERVER_AWAY_S:
@@ -175,19 +181,15 @@ class _Elsewhere:
                     continue
                 if state is not None and state.is_final():
                     return state
-                if state is not None and not state.is_scheduled():
+                if works:
                     waiting("")
-                    if self._is_lost():
-                        lost_since = lost_since or now
-                        if now - lost_since > LOST_S:
-                            lost: State[Any] = Crashed(message=f"{self._node} was lost to the cluster")
-                            client.set_flow_run_state(run.id, lost, force=True)
-                            raise NodeAway(
-                                f"{self._node} was lost to the cluster while it ran {self._flow.name}",
-                                subject=self._node,
-                            )
-                    else:
+                    if silent_s > heartbeat.SILENT_S:
+                        gone = f"{self._node} gave no sign of life for {format_duration(silent_s)}"
+                        raise self._given_up(client, run.id, gone)
+                    if not self._is_lost():
                         lost_since = None
+                    elif now - (lost_since := lost_since or now) > LOST_S:
+                        raise self._given_up(client, run.id, f"{self._node} was lost to the cluster")
                 elif now - began > LATE_S:
                     if not said:
                         said = True
@@ -209,6 +211,17 @@ class _Elsewhere:
         return NodeAway(
             f"no worker on {self._node} took {self._flow.name} within {format_duration(self._deadline_s)}",
             hint=f"start one there: `prefect worker start --pool {pool} --work-queue {self._queue}`; then rerun",
+            subject=self._node,
+        )
+
+    def _given_up(self, client: SyncPrefectClient, run: UUID, why: str) -> NodeAway:
+        """The run is nobody's any more. Should its process live after all, it ends as soon as it finds the night's
+        lock gone."""
+        crashed: State[Any] = Crashed(message=why)
+        client.set_flow_run_state(run, crashed, force=True)
+        return NodeAway(
+            f"{why} while it ran {self._flow.name}",
+            hint="see that the node and its worker are up, then rerun: what was done is found in the records",
             subject=self._node,
         )
 

@@ -265,12 +265,14 @@ def _require_paths(
     session: Session, loaded: LoadedSite, plan: dict[str, tuple[list[str], list[str]]]
 ) -> None:
     """An operator is at hand to mend a path; the schedule would stage the others and hold the gate."""
-    from nightferry.ops.check import missing_stores
+    from nightferry.ops.check import missing_stores, serves
     from nightferry.ops.opened import OpenSite
 
     with OpenSite(loaded) as here:
         wanted = []
         for name, (groups, stores) in plan.items():
+            if not serves(here, name):
+                continue  # they are another node's, and so is looking for them
             of_groups = groups or ([] if stores else [g.name for g in loaded.site.groups_of(name)])
             wanted += stores
             wanted += [f"{g}/{s.name}" for g in of_groups for s in loaded.site.group(g).stores]

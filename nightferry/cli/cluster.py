@@ -26,18 +26,20 @@ def view() -> None:
 
     session = current()
     with OpenSite(session.load_site()) as here:
+        here.catalog.refresh()
         seen = here.cluster.view()
         disks: list[dict[str, Any]] = []
         for back_group in here.site.back_groups:
             try:
-                disk = here.disk(back_group.name)
-                token = disk.owner()
+                sees = here.sees(back_group.name)
+                token = here.disk(back_group.name).owner() if sees else here.catalog.owner(back_group.name)
                 disks.append(
                     {
                         "back_group": back_group.name,
                         "path": back_group.path,
                         "owner": token.node if token else None,
                         "epoch": token.epoch if token else 0,
+                        "seen": sees,
                         "readers": [r.who for r in here.leases(back_group.name).readers()],
                     }
                 )
@@ -62,7 +64,7 @@ def view() -> None:
                 [
                     d["back_group"],
                     d["path"],
-                    d.get("error") or f"{d['owner'] or 'nobody'} (epoch {d['epoch']})",
+                    d.get("error") or _token(d),
                     ", ".join(d.get("readers", ())) or None,
                 ]
                 for d in disks
@@ -163,6 +165,11 @@ def move(
                 assert run is not None  # noqa: S101 - refused above
                 node = ops.to_passive(here, run, to=to, progress=session.out.progress, cancel=session.cancel)
     session.out.result({"back_group": name, "node": node}, f"{name} is on {node}")
+
+
+def _token(disk: Mapping[str, Any]) -> str:
+    known = "" if disk["seen"] else ", as recorded"
+    return f"{disk['owner'] or 'nobody'} (epoch {disk['epoch']}{known})"
 
 
 def _taken(layout: Layout, placed: Mapping[str, str | None]) -> str:

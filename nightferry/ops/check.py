@@ -41,6 +41,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *_stores(opened),
             *_selections(opened),
             *_staging(opened),
+            *_elsewhere(opened),
             *_catalog(opened),
             *surroundings.clock(opened),
             *_cluster(opened),
@@ -63,10 +64,38 @@ def missing_stores(opened: OpenSite, names: list[str]) -> list[str]:
     return missing
 
 
+def serves(opened: OpenSite, back_group: str) -> bool:
+    """Whether the stores that are staged on a BACK group are to be seen on this node."""
+    if opened.here is None:
+        return True
+    try:
+        return opened.active_node(back_group) == opened.here
+    except ClusterError:
+        return False  # the cluster's own check says why
+
+
+def _elsewhere(opened: OpenSite) -> Iterator[Finding]:
+    """What another node must look at."""
+    for back_group in opened.site.back_groups:
+        unseen = []
+        if not serves(opened, back_group.name):
+            unseen.append("its stores")
+        if not opened.sees(back_group.name):
+            unseen.append(f"its disk {back_group.path}")
+        if unseen:
+            yield Finding(
+                "NF-NODE-007",
+                "note",
+                f"{back_group.name}: {' and '.join(unseen)} are not on {opened.here}, and were not looked at",
+                "`nightferry check --everywhere` looks on every node",
+            )
+
+
 def _stores(opened: OpenSite) -> Iterator[Finding]:
+    here = {b.name for b in opened.site.back_groups if serves(opened, b.name)}
     for ref in opened.site.stores:
         store = ref.store
-        if not isinstance(store, FilesStore | SqliteStore):
+        if not isinstance(store, FilesStore | SqliteStore) or ref.group.back_group not in here:
             continue
         if not os.path.lexists(store.path):
             yield Finding(
@@ -112,6 +141,8 @@ def _selections(opened: OpenSite) -> Iterator[Finding]:
 def _staging(opened: OpenSite) -> Iterator[Finding]:
     for back_group in opened.site.back_groups:
         path = Path(back_group.path)
+        if not opened.sees(back_group.name):
+            continue
         if not path.is_dir():
             yield Finding(
                 "NF-STAGE-001",

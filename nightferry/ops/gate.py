@@ -216,9 +216,11 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
 
     Raises:
         ConfigError: no reason, no seal yet, or a store that the seal does not miss.
+        NotOwner: the disk, on which it is written down too, is on another node than this one.
     """
     if not reason.strip():
         raise ConfigError("an approval needs a reason", hint="say why with --reason")
+    opened.require_disk(run.back_group, f"an approval for {run.back_group}")
     view = look(opened, run)
     if view.seal is None:
         raise ConfigError(

@@ -111,7 +111,7 @@ def losses(opened: OpenSite, copies: list[CopyRecord]) -> Iterator[Loss]:
     found = []
     for copy in copies:
         image = opened.catalog.image(copy.image)
-        left = ["staging"] if opened.is_staged(image) else []
+        left = ["staging"] if opened.keeps(image) else []
         left += [
             c.destination
             for c in opened.catalog.copies(copy.image)

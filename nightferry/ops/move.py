@@ -14,6 +14,7 @@ from nightferry.errors import BusyError, ClusterError, ConfigError, GateClosed, 
 from nightferry.model.records import OwnerRecord, RunRecord
 from nightferry.ops.gate import require_open
 from nightferry.ops.hooks import hooked
+from nightferry.ops.leftovers import clear_leftovers
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.plan.layout import Layout
 from nightferry.plan.placement import place
@@ -38,6 +39,9 @@ def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: C
     waits = opened.site.back_group(run.back_group).on_overrun != "skip"
     node = _when_free(opened, run, run.node, waits=waits, progress=progress, cancel=cancel)
     settle(opened, run.back_group, progress=progress)
+    if opened.here is not None:
+        # Whoever began the run may not have seen the disk.
+        clear_leftovers(opened, run.back_group)
     return node
 
 

@@ -249,6 +249,22 @@ class OpenSite:
             and self.staged_path(image).exists()
         )
 
+    def keeps(self, image: ImageRecord) -> bool:
+        """Whether staging has the image; of a disk that is on another node the catalog tells."""
+        if self.is_staged(image):
+            return True
+        back_group = self.back_group_of(image)
+        known = any(b.name == back_group for b in self.site.back_groups)
+        return known and not self.sees(back_group) and not self.catalog.freed(image.image)
+
+    def require_disk(self, back_group: str, what: str) -> None:
+        """Raises:
+        NotOwner: ``what`` needs the BACK group's disk, and that is on another node.
+        ClusterError: it is on no node for certain.
+        """
+        if self.here is not None:
+            self.require_here(self.cluster.where(back_group), what)
+
     def require_store(self, name: str) -> tuple[str, str]:
         """``GROUP/STORE`` → both names, of a store that the site file lists or whose images there still are.
 

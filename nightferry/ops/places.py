@@ -25,6 +25,7 @@ def places_of(
     Raises:
         ConfigError: ``only`` is not the name of a destination.
         CopyMissing: there is no readable copy.
+        NotOwner: only staging has it, and that is on another node.
     """
     staged = opened.is_staged(image)
     names = [d.name for d in opened.site.destinations]
@@ -41,6 +42,9 @@ def places_of(
             image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes, offsite=opened.offsite()
         )
     )
+    if not ordered and only in (None, STAGING) and opened.keeps(image):
+        back_group = opened.back_group_of(image)
+        opened.require_disk(back_group, f"reading {image.image} from the disk of {back_group}")
     if not ordered:
         raise nowhere(opened, image, only)
     return ordered

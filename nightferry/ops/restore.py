@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from nightferry.errors import (
     BusyError,
+    ClusterError,
     ConfigError,
     DestinationError,
     GroupStopping,
@@ -354,9 +355,25 @@ def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = No
 
     Raises:
         NotInThisRelease: the store's kind has no place on a file system.
+        NotOwner: the store's service is on another node than this one.
     """
     path = place_of(opened, image)
+    _require_service_here(opened, image)
     return plan_restore(opened, image, [], beside(path, image.run), copy=copy)
+
+
+def _require_service_here(opened: OpenSite, image: ImageRecord) -> None:
+    """What lies at a store's path on another node than its service's is not the store.
+
+    Raises:
+        NotOwner: the service is on another node. One that is on none for certain may be restored where its disk is.
+    """
+    try:
+        node = opened.active_node(opened.site.group(image.group).back_group)
+    except ClusterError as error:
+        log.warning("the cluster does not say where %s/%s is: %s", image.group, image.store, error.message)
+        return
+    opened.require_here(node, f"restoring {image.group}/{image.store} in place")
 
 
 def place_of(opened: OpenSite, image: ImageRecord) -> Path:
@@ -388,9 +405,11 @@ def restore_in_place(
 
     Raises:
         BusyError: the store is in use; the message names the processes.
+        NotOwner: the store's service is on another node than this one.
     """
     name = f"{plan_for.group}/{plan_for.store}"
     path = place_of(opened, plan_for)
+    _require_service_here(opened, plan_for)
     use = store_in_use(path)
     if use.processes:
         raise BusyError(

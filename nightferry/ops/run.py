@@ -228,7 +228,8 @@ def begin_run(
     if level not in (None, 0):
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     opened.catalog.refresh()
-    clear_leftovers(opened, back_group)
+    if opened.sees(back_group):
+        clear_leftovers(opened, back_group)
     wanted = _selection(opened, back_group, groups, stores)
     if run is not None:
         found = opened.catalog.run(run)

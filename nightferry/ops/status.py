@@ -117,7 +117,7 @@ def _of_store(
     image = opened.catalog.image_as_of(group, store, None)
     if image is None:
         return StoreStatus(group, store, "red", None, False, (), None, "never backed up whole")
-    staged = opened.is_staged(image)
+    staged = opened.keeps(image)
     copies = tuple(opened.catalog.copies(image.image))
     reached = {d.name for d in opened.site.destinations}
     good = {c.destination for c in copies if c.state in ("whole", "verified")} & reached

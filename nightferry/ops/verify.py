@@ -176,6 +176,7 @@ def remake_copy(
         CopyMissing: the image cannot be read anywhere else.
         StagingFull: the scratch file does not fit beside what staging keeps free.
         ConfigError: the destination is not in the site file.
+        NotOwner: the disk that it lies on, or would lie on in between, is on another node.
     """
     opened.site.destination(destination)
     if opened.is_staged(image):
@@ -185,6 +186,7 @@ def remake_copy(
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:
         return there
+    opened.require_disk(opened.back_group_of(image), f"a copy of {image.image} by way of staging")
     last: NightferryError | None = None
     turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination])
     for place in turns:

@@ -1,27 +1,55 @@
-"""Parts of a night on the nodes whose work they are: a real server, and a real worker for each node."""
+"""Parts of a night on the nodes whose work they are: a real server, and a real worker for each node.
+
+What coordinates is this process, or a command, wherever that shows the same: a worker run costs seconds.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import threading
+from contextlib import ExitStack
 
 import pytest
 
 from tests.support.fake_cluster import ACTIVE, ALTERNATE, PRIMARY
-from tests.support.placed_site import PlacedSite, ended
+from tests.support.placed_site import PlacedSite, ended, kill_all
 from tests.support.prefect_site import BACK, ask, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 
 
+class Workers:
+    """A worker on the active node and one on the passive node that the layout chooses, which also coordinates."""
+
+    def __init__(self, site, stack):
+        self.site = site
+        self.stack = stack
+        self.active = stack.enter_context(site.worker(ACTIVE))
+        stack.enter_context(site.worker(ALTERNATE, "default"))
+
+    def power_off(self):
+        """The active node is gone at once, with all that ran on it."""
+        kill_all(self.active)
+
+    def power_on(self):
+        self.active = self.stack.enter_context(self.site.worker(ACTIVE))
+
+
 @pytest.fixture(scope="module")
-def site(prefect_server, tmp_path_factory):
-    """Deployed once; a worker on the active node and one on the passive node that the layout chooses, which also
-    coordinates."""
+def workers(prefect_server, tmp_path_factory):
     site = PlacedSite.create(tmp_path_factory.mktemp("placed"), "PLACED", worker_deadline="20s")
     site.deploy()
-    with site.worker(ACTIVE), site.worker(ALTERNATE, "default"):
-        yield site
+    with ExitStack() as stack:
+        yield Workers(site, stack)
+
+
+@pytest.fixture
+def site(workers, monkeypatch):
+    # This process coordinates, and looks at the records, as that node.
+    monkeypatch.setenv("NIGHTFERRY_NODE", ALTERNATE)
+    return workers.site
 
 
 def children(flow_run):
@@ -34,29 +62,10 @@ def children(flow_run):
 
 
 def runs_of(site, flow, node):
-    """Every flow run of a node's deployment."""
+    """Every flow run of a node's deployment, the oldest first."""
     found = ask(f"/deployments/name/{flow}/{site.name}-{node.lower()}", method="GET")
-    return ask("/flow_runs/filter", {"deployments": {"id": {"any_": [found["id"]]}}})
-
-
-def staged_by(site, run):
-    return {i.node for i in site.opened().catalog.images(run=run)}
-
-
-def reset(site):
-    """The cluster as it was in the beginning."""
-    from tests.support.fake_cluster import MAIL
-
-    groups = site.cluster.state["groups"] | {MAIL: [ACTIVE, "Online"]}
-    site.cluster.write(nodes={ACTIVE: "Up", PRIMARY: "Up", ALTERNATE: "Up"}, groups=groups)
-
-
-@pytest.fixture(autouse=True)
-def as_before(site, monkeypatch):
-    # This process looks at the records as the node that coordinates.
-    monkeypatch.setenv("NIGHTFERRY_NODE", ALTERNATE)
-    yield
-    reset(site)
+    wanted = {"deployments": {"id": {"any_": [found["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    return ask("/flow_runs/filter", wanted)
 
 
 def test_every_node_has_its_deployments_and_its_queue(site):
@@ -67,48 +76,56 @@ def test_every_node_has_its_deployments_and_its_queue(site):
         assert staged["work_queue_name"] == node.lower()
 
 
-def test_stage_one_runs_on_the_active_node_and_stage_two_on_the_target(site):
-    flow_run = site.start_flow(f"two-stage-backup/{site.name}", back_group=BACK, stagger=False)
-    night = ended(flow_run)
-    assert night["state_name"] == "Completed", night["state"]["message"]
-    here = site.opened()
-    (run,) = here.catalog.runs(BACK)
-    assert (run.state, run.result, run.node) == ("ended", "whole", ACTIVE)
-    assert staged_by(site, run.run) == {ACTIVE}
-    assert here.disk(BACK).owner().node == here.catalog.owner(BACK).node == ALTERNATE
-    copies = [c for i in here.catalog.images() for c in here.catalog.copies(i.image)]
-    assert {c.state for c in copies} == {"verified"}
-    # What each process did stands in its node's own worker log.
-    logs = {node: (site.here / f"worker-{node}/log").read_text() for node in (ACTIVE, ALTERNATE)}
-    assert f"stage one of {run.run}" in logs[ACTIVE]
-    assert f"{BACK} to tape" in logs[ALTERNATE]
-    assert f"{BACK} to tape" not in logs[ACTIVE]
-    names = {run["name"]: run["work_queue_name"] for run in children(flow_run)}
-    assert names == {f"stage one of {run.run}": ACTIVE.lower(), f"move {BACK}": ACTIVE.lower()}
-
-
-def test_a_rerun_of_a_whole_night_starts_nothing_on_any_node(site):
-    before = len(runs_of(site, "stage-one", ACTIVE))
-    again = ended(site.start_flow(f"two-stage-backup/{site.name}", back_group=BACK, stagger=False))
-    assert again["state_name"] == "Completed"
-    assert "is finished" in again["state"]["message"]
-    assert len(runs_of(site, "stage-one", ACTIVE)) == before
-
-
-def test_a_held_gate_on_another_node_holds_the_night(site):
+def test_a_gate_that_is_held_on_another_node_holds_the_night(site):
     store = site.here / "stores/shares"
     store.rename(site.here / "away")
     try:
-        night = site.start_flow(f"two-stage-backup/{site.name}", back_group=BACK, stagger=False, new=True)
-        held = ended(night)
+        flow_run = site.start_flow(f"two-stage-backup/{site.name}", back_group=BACK, stagger=False)
+        held = ended(flow_run)
     finally:
         (site.here / "away").rename(store)
     assert (held["state_type"], held["state_name"]) == ("FAILED", "GateHeld"), held["state"]["message"]
     assert "SG2/shares" in held["state"]["message"]
     assert site.cluster.state["groups"][BACK] == [ACTIVE, "Online"]
+    (run,) = site.opened().catalog.runs(BACK)
+    assert (run.state, run.node) == ("held", ACTIVE)
+    names = {run["name"]: run["work_queue_name"] for run in children(flow_run)}
+    assert names == {f"stage one of {run.run}": ACTIVE.lower(), f"move {BACK}": ACTIVE.lower()}
 
 
-def test_a_cancelled_night_stops_the_node_that_works(site):
+def test_its_approval_is_written_where_the_disk_is_and_stage_two_runs_where_it_goes(site):
+    from flows.gate import approve_gate
+
+    (run,) = site.opened().catalog.runs(BACK)
+    refused = site.cli("gate", "approve", run.run, "--store", "SG2/shares", "--reason", "moved away")
+    assert refused.returncode == 50
+    assert f"is the work of {ACTIVE}; this is {ALTERNATE}" in refused.stderr
+    approved = approve_gate(site.block(), run.run, ["SG2/shares"], "moved away", return_state=True)
+    assert approved.name == "Partial", approved.message
+    here = site.opened()
+    (run,) = here.catalog.runs(BACK)
+    assert (run.state, run.node) == ("ended", ACTIVE)
+    assert here.disk(BACK).owner().node == here.catalog.owner(BACK).node == ALTERNATE
+    assert {i.node for i in here.catalog.images(run=run.run)} == {ACTIVE}
+    copies = [c for i in here.catalog.images() for c in here.catalog.copies(i.image)]
+    assert {c.state for c in copies} == {"verified"}
+    # What each process did stands in its node's own worker log.
+    assert f"stage one of {run.run}" in site.log_of(ACTIVE)
+    assert f"{BACK} to tape" in site.log_of(ALTERNATE)
+    assert f"{BACK} to tape" not in site.log_of(ACTIVE)
+
+
+def test_a_rerun_of_a_whole_night_starts_nothing_on_any_node(site):
+    before = len(runs_of(site, "stage-one", ACTIVE))
+    again = site.night()
+    assert again.is_completed()
+    assert "is finished" in again.message
+    assert len(runs_of(site, "stage-one", ACTIVE)) == before
+
+
+def test_stage_one_stops_with_its_night_and_a_node_that_dies_in_it_is_not_waited_for_for_ever(
+    site, workers, monkeypatch
+):
     subprocess.run(
         ["dd", "if=/dev/urandom", f"of={site.here}/stores/shares/large", "bs=1M", "count=64", "status=none"],
         check=True,
@@ -116,32 +133,72 @@ def test_a_cancelled_night_stops_the_node_that_works(site):
     text = site.path.read_text()
     site.path.write_text(text.replace("[staging]\n", '[staging]\nbandwidth = ["00:00 2 MiB/s"]\n'))
     site.deploy()
-    try:
-        flow_run = site.start_flow(
-            f"two-stage-backup/{site.name}", back_group=BACK, stores=["SG2/shares"], new=True, stagger=False
-        )
-        partial = until(lambda: list((site.here / "backup").rglob("*.partial")), 60)
-        (child,) = [run for run in runs_of(site, "stage-one", ACTIVE) if run["state_type"] == "RUNNING"]
-        ask(f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
-        assert ended(flow_run)["state_type"] == "CANCELLED"
-        assert ended(child["id"])["state_type"] == "CANCELLED"
-        until(lambda: not partial[0].exists(), 20)
-    finally:
-        site.path.write_text(text)
-        (site.here / "stores/shares/large").unlink()
-        site.deploy()
+
+    def partial():
+        return list((site.here / "backup").rglob("*.partial"))
+
+    # Told to stop, a night waits until its part on the other node has stopped.
+    words = ("backup", "--store", "SG2/shares", "--new", "--stage", "one")
+    night = site.start(*words, NIGHTFERRY_NODE=ALTERNATE)
+    until(partial, 60)
+    night.send_signal(signal.SIGTERM)
+    said, complained = night.communicate(timeout=60)
+    assert night.returncode == 143, said + complained
+    stopped = runs_of(site, "stage-one", ACTIVE)[-1]
+    assert stopped["state_type"] == "CANCELLED"
+    assert not partial()
+
+    # A node that dies at work says nothing. Its run is given up once it has been silent for long enough.
+    monkeypatch.setattr("tasks.heartbeat.SILENT_S", 6.0)
+    loose = {"stores": ["SG2/shares"], "stage": "one", "stagger": False}
+    states = []
+    night = threading.Thread(target=lambda: states.append(site.night(**loose)))
+    night.start()
+    until(partial, 60)
+    working = runs_of(site, "stage-one", ACTIVE)[-1]
+    beats = {
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "resource": {"id": [f"prefect.flow-run.{working['id']}"]},
+    }
+    until(lambda: ask("/events/filter", {"filter": beats})["total"], 60)
+    workers.power_off()
+    night.join(90)
+    (state,) = states
+    assert state.is_failed()
+    assert f"{ACTIVE} gave no sign of life for" in state.message
+    assert ask(f"/flow_runs/{working['id']}", method="GET")["state_type"] == "CRASHED"
+
+    workers.power_on()
+    site.path.write_text(text)
+    site.deploy()
+    again = site.night(**loose)
+    assert again.is_completed(), again.message
+    here = site.opened()
+    run = here.catalog.runs(BACK)[0]
+    (image,) = here.catalog.images(run=run.run)
+    assert (image.state, image.node) == ("whole", ACTIVE)
+    assert not partial()
 
 
 def test_restores_run_on_the_node_that_is_asked_for(site):
-    where = {"to": f"{site.here}/restored/a", "node": ACTIVE}
-    done = ended(
-        site.start_flow(f"restore-files/{site.name}", store="SG1/priv1", patterns=["mail.txt"], **where)
-    )
-    assert done["state_name"] == "Completed", done["state"]["message"]
+    from flows.restore import restore_files
+
+    asked = {"store": "SG1/priv1", "patterns": ["mail.txt"], "to": f"{site.here}/restored/a"}
+    done = restore_files(site.block(), **asked, node=ACTIVE, return_state=True)
+    assert done.is_completed(), done.message
     back = site.here / "restored/a/mail.txt"
     assert back.read_bytes() == (site.here / "stores/priv1/mail.txt").read_bytes()
     (placed,) = runs_of(site, "restore-files", ACTIVE)
     assert placed["state_name"] == "Completed"
+
+
+def test_an_error_on_another_node_is_the_same_error_here(site):
+    from flows.restore import restore_files
+    from nightferry.errors import ConfigError
+
+    asked = {"store": "SG1/priv1", "patterns": ["no such file"], "to": f"{site.here}/restored/c"}
+    with pytest.raises(ConfigError, match=r"nothing in image .* matches no such file"):
+        restore_files(site.block(), **asked, node=ACTIVE)
 
 
 def test_a_node_without_a_worker_is_waited_for_by_name_and_not_for_ever(site):

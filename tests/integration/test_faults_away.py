@@ -10,9 +10,10 @@ import pytest
 
 from nightferry.errors import DestinationError, Unavailable
 from nightferry.model.records import CartridgeRecord
+from nightferry.model.text import safe_markdown
 from nightferry.ops import restore, verify
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result
+from nightferry.ops.report import night_result, report_markdown
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
@@ -138,6 +139,12 @@ def test_a_copy_that_is_owed_after_its_deadline_is_missing(make_site: MakeSite) 
         with pytest.raises(DestinationError):
             night.stage_two(opened, record)
         assert [(s.colour, s.missing) for s in status(opened)] == [("amber", ())] * 2
+        result = night_result(opened, record)
+        (reason,) = result.reasons
+        assert reason.startswith("folder: ")
+        assert f"{site.objects}" in reason
+        assert {m["why"] for m in result.as_json()["missing_copies"]} == {reason.removeprefix("folder: ")}
+        assert safe_markdown(reason) in report_markdown(result)
         clock.time = clock.time.astimezone(opened.site.tz).replace(day=12, hour=6, minute=59)
         assert {s.missing for s in status(opened)} == {()}
         clock.advance(timedelta(minutes=1))

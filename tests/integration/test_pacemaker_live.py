@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ import pytest
 
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, NODES, PRIMARY, PacemakerServer
 from tests.support.cluster_site import ClusterSite
-from tests.support.outside import compare_tree
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("cluster")]
 
@@ -49,29 +47,11 @@ def stage_two(site: ClusterSite, node: str = ALTERNATE) -> None:
     ended(site.step(node, "two"), saying="ended ended")
 
 
-def require_whole(site: ClusterSite, node: str = ALTERNATE) -> None:
-    """Everything is green, and comes back from the destinations as it was."""
-    assert site.nightferry(node, "status").returncode == 0
-    back = site.root / "back"
-    shutil.rmtree(back, ignore_errors=True)
-    for store, destination in (("docs", "tape"), ("ledger", "objects")):
-        words = ("restore", "store", f"SG1/{store}", "--copy", destination, "--to", str(back / store))
-        restored = site.nightferry(node, *words)
-        assert restored.returncode == 0, restored.stderr
-    assert compare_tree(back / "docs", site.root / "docs") == ""
-    asked = "select count(*), sum(n), max(words) from entries"
-    answers = {
-        subprocess.run(["sqlite3", path, asked], capture_output=True, text=True, check=True).stdout
-        for path in (back / "ledger/ledger.db", site.root / "ledger.db")
-    }
-    assert len(answers) == 1
-
-
 def test_a_whole_night_and_the_next_one(cluster: PacemakerServer, site: ClusterSite) -> None:
     ended(site.step(ACTIVE, "one"))
     stage_two(site)
     assert cluster.mounted(BACK) == [ALTERNATE]
-    require_whole(site)
+    site.require_whole()
     found = site.asked(ALTERNATE, "check")["findings"]
     assert [f["id"] for f in found if f["id"].startswith("NF-CLUSTER")] == ["NF-CLUSTER-035"]
     (disk,) = (f["text"] for f in found if f["id"] == "NF-CLUSTER-035")
@@ -87,7 +67,7 @@ def test_a_whole_night_and_the_next_one(cluster: PacemakerServer, site: ClusterS
     assert cluster.mounted(BACK) == [ACTIVE]
     assert cluster.constraints() == []
     stage_two(site)
-    require_whole(site)
+    site.require_whole()
     assert cluster.fenced == []
     assert cluster.look().failures == []
 
@@ -162,7 +142,7 @@ def test_a_disk_that_somebody_keeps_busy_is_not_moved(cluster: PacemakerServer, 
         idler.wait()
     stands_still(site)
     stage_two(site)
-    require_whole(site)
+    site.require_whole()
 
 
 def test_a_stop_that_fails_ends_the_move_and_nothing_is_written_on_the_target(
@@ -199,7 +179,7 @@ def test_a_target_that_cannot_start_it_ends_the_move_and_the_night_goes_to_anoth
         again = site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", ALTERNATE)
         assert "failed before: back1-fs_start_0 on TEX-PASS-2" in again.stderr
         stage_two(site, PRIMARY)
-        require_whole(site, PRIMARY)
+        site.require_whole(PRIMARY)
     finally:
         cluster.shell(ALTERNATE, f"rm {MOUNTS[BACK]}; mkdir {MOUNTS[BACK]}")
 
@@ -284,7 +264,7 @@ def test_without_quorum_nothing_moves_and_nothing_does_later(
     assert cluster.fenced == []
     where = seen.groups[BACK]
     stage_two(site, ALTERNATE if where == ACTIVE else where)
-    require_whole(site)
+    site.require_whole()
 
 
 def test_an_owner_killed_during_stage_one_is_followed_to_the_new_one(
@@ -302,7 +282,7 @@ def test_an_owner_killed_during_stage_one_is_followed_to_the_new_one(
     assert cluster.mounted(BACK) == [seen.groups[MAIL]]
     (other,) = {PRIMARY, ALTERNATE} - {seen.groups[MAIL]}
     stage_two(site, other)
-    require_whole(site, other)
+    site.require_whole(other)
 
 
 def test_an_owner_killed_during_stage_two_is_followed_to_the_new_one(
@@ -316,7 +296,7 @@ def test_an_owner_killed_during_stage_two_is_followed_to_the_new_one(
         step.wait()
     cluster.until(lambda seen: seen.groups[BACK] not in (None, ALTERNATE), "failover")
     stage_two(site, PRIMARY)
-    require_whole(site, PRIMARY)
+    site.require_whole(PRIMARY)
 
 
 def test_of_two_coordinators_one_moves_and_the_other_is_busy(
@@ -330,7 +310,7 @@ def test_of_two_coordinators_one_moves_and_the_other_is_busy(
         said, _ = first.communicate("\n", timeout=60)
     assert "is on TEX-PASS-2" in said
     stage_two(site)
-    require_whole(site)
+    site.require_whole()
 
 
 def test_a_coordinator_killed_at_every_step_of_the_move_is_followed_by_one_that_ends_it(
@@ -350,7 +330,7 @@ def test_a_coordinator_killed_at_every_step_of_the_move_is_followed_by_one_that_
     for point in ("disk taken", "owner recorded", "copy written", "constraint released"):
         killed(ALTERNATE, "two", point)
     ended(site.step(ALTERNATE, "two"), saying="ended ended")
-    require_whole(site)
+    site.require_whole()
 
     killed(ACTIVE, "new", "constraint placed")
     killed(ACTIVE, "one", "move watched")
@@ -360,7 +340,7 @@ def test_a_coordinator_killed_at_every_step_of_the_move_is_followed_by_one_that_
     ended(site.step(ACTIVE, "one"))
     assert cluster.constraints() == []
     stage_two(site)
-    require_whole(site)
+    site.require_whole()
     assert cluster.fenced == []
     assert cluster.look().failures == []
 

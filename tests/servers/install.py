@@ -30,6 +30,7 @@ PROGRAMS = {
     "ip": "iproute2",
     "losetup": "mount",
     "mkfs.ext4": "e2fsprogs",
+    "curl": "curl",
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
     "openssl": "openssl",

@@ -35,6 +35,9 @@ PROGRAMS = (
 )
 """Programs that a cluster is made of."""
 
+HUB = "10.77.8.254"
+"""Where the nodes find what is no node of theirs."""
+
 _STARTED_S = 60.0
 _DISK_BYTES = 96 << 20
 _STICKINESS = 100
@@ -173,6 +176,10 @@ class PacemakerServer:
         command = ("setpriv", "--pdeathsig", "KILL", *command)
         return subprocess.Popen(self.argv(node, *command), text=True, **options)  # type: ignore[call-overload,no-any-return]
 
+    def hub_argv(self, *command: str) -> list[str]:
+        """The argument list that runs a command in the network that every node reaches, at the address ``HUB``."""
+        return ["nsenter", "-t", str(self._holders["hub"].pid), "-n", "--", *command]
+
     def cut(self, node: str) -> None:
         """Unplugs the node's network."""
         self._link(node, "down")
@@ -309,6 +316,8 @@ class PacemakerServer:
         self._hold("hub", ["sleep", "infinity"], [])
         self._hub("add", "br0", "type", "bridge")
         self._hub("set", "br0", "up")
+        _must(*self.hub_argv("ip", "addr", "add", f"{HUB}/24", "dev", "br0"))
+        self._hub("set", "lo", "up")
         for node in NODES:
             self._prepare(node)
             self._boot(node)
@@ -403,7 +412,7 @@ class PacemakerServer:
             self._ended.wait(0.01)
 
     def _hub(self, *arguments: str) -> None:
-        _must("nsenter", "-t", str(self._holders["hub"].pid), "-n", "ip", "link", *arguments)
+        _must(*self.hub_argv("ip", "link", *arguments))
 
     def _link(self, node: str, state: str) -> None:
         self._hub("set", f"p{NODES.index(node) + 1}", state)

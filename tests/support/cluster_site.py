@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,8 +26,9 @@ from nightferry.ops import gate, move, stage, stream
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.register import CatalogConstraints
 from nightferry.progress import Quiet
-from tests.servers.pacemaker import ACTIVE, BACK, MAIL, MOUNTS, PacemakerServer
+from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, PacemakerServer
 from tests.support import night
+from tests.support.outside import compare_tree
 
 ROOT = Path(__file__).parents[2]
 CLI = "from nightferry.cli.app import main; raise SystemExit(main())"
@@ -141,6 +143,24 @@ class ClusterSite:
         """One step of a night on a node, beside the test."""
         pipe = subprocess.PIPE
         return self.server.start(node, *self._step(words), stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
+
+    def require_whole(self, node: str = ALTERNATE) -> None:
+        """Everything is green, and comes back from the destinations as it was."""
+        shown = self.nightferry(node, "status")
+        assert shown.returncode == 0, shown.stdout
+        back = self.root / "back"
+        shutil.rmtree(back, ignore_errors=True)
+        for store, destination in (("docs", "tape"), ("ledger", "objects")):
+            words = ("restore", "store", f"SG1/{store}", "--copy", destination, "--to", str(back / store))
+            restored = self.nightferry(node, *words)
+            assert restored.returncode == 0, restored.stderr
+        assert compare_tree(back / "docs", self.root / "docs") == ""
+        asked = "select count(*), sum(n), max(words) from entries"
+        answers = {
+            subprocess.run(["sqlite3", path, asked], capture_output=True, text=True, check=True).stdout
+            for path in (back / "ledger/ledger.db", self.root / "ledger.db")
+        }
+        assert len(answers) == 1
 
     def edit(self, old: str, new: str) -> None:
         """Changes the site file."""

@@ -4,12 +4,13 @@ each node."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class PlacedSite(NightSite):
         assert done.returncode == 0, done.stderr
 
     @contextmanager
-    def worker(self, node: str, *queues: str) -> Iterator[Path]:
+    def worker(self, node: str, *queues: str) -> Iterator[subprocess.Popen[bytes]]:
         """A real worker that plays a node, in a folder of its own; ends with the block."""
         folder = self.here / f"worker-{node}"
         folder.mkdir(exist_ok=True)
@@ -80,10 +81,14 @@ class PlacedSite(NightSite):
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads hold locks here
             )
         try:
-            yield folder / "log"
+            yield process
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+    def log_of(self, node: str) -> str:
+        """What the node's workers wrote."""
+        return (self.here / f"worker-{node}/log").read_text()
 
     def start_flow(self, deployment: str, **parameters: Any) -> str:
         found = ask(f"/deployments/name/{deployment}", method="GET")
@@ -99,6 +104,19 @@ def ended(flow_run: str, seconds: float = 240.0) -> dict[str, Any]:
 
     answer: dict[str, Any] = until(final, seconds)
     return answer
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and everything below it, as a node that loses its power does."""
+    found = [process.pid]
+    for pid in found:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(timeout=30)
 
 
 def _toml(value: object) -> str:
