@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from nightferry.ops.ownership import Watch
     from nightferry.ops.run import BorrowedLock
 
+SEEN_S = 5.0
+"""How old an answer of the cluster may be in a list."""
+
 DEFAULT_STREAMS = 4
 """Images written to a folder at once when the site file does not say."""
 
@@ -92,6 +96,7 @@ class OpenSite:
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
         self._throttles: dict[str, Throttle] = {}
+        self._seen: dict[str, tuple[float, bool]] = {}
         self.held: dict[str, RunLock | BorrowedLock] = {}
         """BACK groups whose run lock this process holds, or works under; see ``ops.run.run_lock``."""
         self.watches: dict[str, Watch] = {}
@@ -250,12 +255,20 @@ class OpenSite:
         )
 
     def keeps(self, image: ImageRecord) -> bool:
-        """Whether staging has the image; of a disk that is on another node the catalog tells."""
-        if self.is_staged(image):
-            return True
+        """Whether staging has the image, for lists; of a disk that is on another node the catalog tells."""
+        if self.catalog.freed(image.image):
+            return False
         back_group = self.back_group_of(image)
         known = any(b.name == back_group for b in self.site.back_groups)
-        return known and not self.sees(back_group) and not self.catalog.freed(image.image)
+        return self.is_staged(image) or (known and not self.saw(back_group))
+
+    def saw(self, back_group: str) -> bool:
+        """As ``sees``, for lists of many images: the cluster is asked once in some seconds."""
+        at, answer = self._seen.get(back_group, (float("-inf"), False))
+        if time.monotonic() - at > SEEN_S:
+            answer = self.sees(back_group)
+            self._seen[back_group] = time.monotonic(), answer
+        return answer
 
     def require_disk(self, back_group: str, what: str) -> None:
         """Raises:
