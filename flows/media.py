@@ -13,6 +13,7 @@ from prefect.states import Completed, Failed
 from blocks.site import Site
 from nightferry.errors import NightferryError
 from nightferry.ops import media
+from nightferry.units import counted
 from tasks.bridge import PrefectProgress, at_work, opened
 
 
@@ -26,7 +27,7 @@ def media_inventory(site: Site, library: str | None = None) -> State[Any]:
     """
     with at_work():
         count = inventory(site, library)
-        return Completed(message=f"{count} cartridges")
+        return Completed(message=counted(count, "cartridge"))
 
 
 @flow(name="media-import", flow_run_name="media import", persist_result=False)
@@ -70,7 +71,7 @@ def inventory(site: Site, library: str | None) -> int:
             line = media.view_json(view)
             line |= {"images": len(view.images), "alerts": ", ".join(view.alerts)}
             rows.append({"destination": tape.name, **line})
-    create_table_artifact(rows, key="media", description=f"{len(rows)} cartridges")
+    create_table_artifact(rows, key="media", description=counted(len(rows), "cartridge"))
     return len(rows)
 
 

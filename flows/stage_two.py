@@ -116,6 +116,7 @@ def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]
     try:
         lanes = here.destination(destination).lanes
     except NightferryError as error:
+        PrefectProgress().say(f"it cannot be opened: {error}", subject=destination)
         return Failed(name=COPY_MISSING, message=str(error))
     return part(to_destination.with_options(task_runner=threads(lanes)), site, back_group, destination)
 

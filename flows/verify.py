@@ -21,6 +21,7 @@ def verify_copies(
     site: Site,
     destination: str | None = None,
     sample_percent: Annotated[float, Field(gt=0, le=100)] = 100.0,
+    recall: bool = False,
 ) -> State[Any]:
     """Reads copies back and compares them with their chunk tables; only a full reading makes one verified.
 
@@ -28,11 +29,13 @@ def verify_copies(
         site: The site.
         destination: Only this one; empty: all.
         sample_percent: Share of each copy to read.
+        recall: Ask for copies in archived storage classes, and wait for them; it costs money and hours. Else they are
+            left out.
     """
     with at_work():
         here = opened(site)
         try:
-            bad = read_back(site, destination, sample_percent)
+            bad = read_back(site, destination, sample_percent, recall)
         finally:
             for settings in here.site.destinations:
                 here.close_destination(settings.name)
@@ -42,13 +45,18 @@ def verify_copies(
 
 
 @task(name="read back", cache_policy=NO_CACHE, persist_result=False)
-def read_back(site: Site, destination: str | None, sample_percent: float) -> int:
+def read_back(site: Site, destination: str | None, sample_percent: float, recall: bool) -> int:
     """Returns how many copies were not right; the table artifact names them."""
     here = opened(site)
     rows = [
         checked.as_json()
         for checked in verify.verify_copies(
-            here, destination, sample=sample_percent / 100, progress=PrefectProgress(), cancel=CANCEL
+            here,
+            destination,
+            sample=sample_percent / 100,
+            recalling=recall,
+            progress=PrefectProgress(),
+            cancel=CANCEL,
         )
     ]
     create_table_artifact(rows, key="verify", description=f"{len(rows)} copies read back")

@@ -157,9 +157,7 @@ class NeedsRecall(DestinationError):
 class CopyMissing(DestinationError):
     """A copy that the policy asks for is not there."""
 
-    default_hint = (
-        "run `nightferry backup --stage two` when the destination is back; it delivers what is owed"
-    )
+    default_hint = "`nightferry backup --stage two` delivers what is owed once the cause is mended"
 
 
 class NotRemoved(DestinationError):

@@ -20,9 +20,11 @@ from prefect.exceptions import FailedRun, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from blocks.secret import read_block
 from blocks.site import Site
 from nightferry.errors import NightferryError
 from nightferry.model.load import LoadedSite
+from nightferry.model.secrets import use_blocks
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Progress
 from nightferry.units import format_size
@@ -50,6 +52,7 @@ def opened(site: Site) -> OpenSite:
     with _lock:
         digest = site.digest
         if digest not in _open_sites:
+            use_blocks(read_block)
             loaded: LoadedSite = site.open()
             _open_sites[digest] = OpenSite(loaded, progress=PrefectProgress(), cancel=CANCEL)
         return _open_sites[digest]

@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers.ftp import ftp
 from tests.servers.moto import moto
@@ -13,6 +14,10 @@ from tests.servers.pacemaker import pacemaker
 from tests.servers.seaweed import seaweed
 from tests.servers.sshd import sshd
 from tests.servers.tgtd import tgtd
+
+# Examples are judged by what they show, never by how long they took: the machine may be busy.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:

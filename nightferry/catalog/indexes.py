@@ -3,8 +3,13 @@ cartridge, and the samples of its transfer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nightferry.catalog.storage import Storage, check_name
 from nightferry.errors import CatalogError
+
+_FOLDER = "indexes"
+_ENDINGS = ("parquet", "chunks", "jsonl")
 
 
 class IndexFiles:
@@ -54,16 +59,24 @@ class IndexFiles:
         """
         return self._present(image, "chunks", "chunk table")
 
+    def drop(self, images: Iterable[str]) -> None:
+        """Removes all that is kept of images.
+
+        Raises:
+            CatalogError: it cannot be removed.
+        """
+        wanted = {f"{image}.{ending}" for image in images for ending in _ENDINGS}
+        self._storage.remove(_FOLDER, sorted(wanted.intersection(self._storage.names(_FOLDER))))
+
     def _present(self, image: str, ending: str, what: str) -> bytes:
         found = self._storage.read(_path(image, ending))
         if found is None:
             raise CatalogError(
                 f"the catalog has no {what} of image {image}",
-                hint="every copy carries it as a side file; read it from one with --copy",
                 subject=image,
             )
         return found
 
 
 def _path(image: str, ending: str) -> str:
-    return f"indexes/{check_name(image)}.{ending}"
+    return f"{_FOLDER}/{check_name(image)}.{ending}"

@@ -398,6 +398,14 @@ class Catalog:
         """
         return self._indexes.chunks(image)
 
+    def drop_indexes(self, images: Iterable[str]) -> None:
+        """Gives the room of images' indexes, chunk tables and samples back; those that are not here are fine.
+
+        Raises:
+            CatalogError: they cannot be removed.
+        """
+        self._indexes.drop(images)
+
     def keep_samples(self, image: str, lines: str) -> None:
         """Keeps the samples of an image's transfer, one JSON object a line.
 

@@ -326,6 +326,7 @@ def show(session: Session, results: Sequence[NightResult], errors: Sequence[Nigh
         figures = [Column(name, right=True) for name in ("size", "rate", "took")]
         shown.append(table(["store", "image", *figures, "copies"], rows, title=f"run {result.run.run}"))
         shown.append(result.sentence())
+        shown += [f"  {reason}" for reason in result.reasons]
         for hint in _hints(result):
             shown.append(f"  hint: {hint}")
     session.out.result(document, *shown)
@@ -340,7 +341,7 @@ def _hints(result: NightResult) -> list[str]:
                 f"`nightferry gate approve {run} --store G/S --reason TEXT`"
             ]
         case "CopyMissing":
-            return ["`nightferry backup --stage two` delivers what is owed when the destination is back"]
+            return ["mend it, then `nightferry backup --stage two` delivers what is owed"]
         case "Partial":
             return ["`nightferry files IMAGE --outcome` names the files that did not come out whole"]
     return []

@@ -46,7 +46,7 @@ def list_(*, library: LibraryName = None) -> None:
             v.mounts,
             v.errors,
             v.written.astimezone(zone).strftime("%Y-%m-%d %H:%M") if v.written else None,
-            "; ".join([*v.alerts, *([v.note] if v.note else [])]) or None,
+            "; ".join([*(["WORM"] if v.worm else []), *v.alerts, *([v.note] if v.note else [])]) or None,
         )
         for _, v in views
     ]
@@ -212,7 +212,11 @@ def retire(barcode: str, /, *, reason: str, library: LibraryName = None) -> int:
     words = [f"{barcode} is retired; {counted(len(done.losses), 'copy', 'copies')} on it lost"]
     if rows:
         words += ["what has one copy or none left:"]
-    again = [f"`nightferry copy --missing --to {tape.name}` makes the copies again"] if done.losses else []
+    again = (
+        [f"`nightferry copy --missing --to {tape.name}` makes the copies again"]
+        if any(x.left for x in done.losses)
+        else []
+    )
     document = {
         **media.view_json(done.medium),
         "lost": [loss.as_json() for loss in done.losses],

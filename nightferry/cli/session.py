@@ -45,7 +45,9 @@ class Session:
             ConfigError: there is none, or it is not as it must be.
         """
         from nightferry.model.load import load_site
+        from nightferry.model.secrets import use_blocks
 
+        use_blocks(_read_block)
         return load_site(self.site_path)
 
     def stop(self, number: int, frame: FrameType | None) -> None:
@@ -59,6 +61,12 @@ class Session:
         if again or self._cancel is None:
             raise KeyboardInterrupt
         self.out.say_now("stopping at the next chunk; once more stops at once")
+
+
+def _read_block(name: str) -> str:
+    from blocks.secret import read_block
+
+    return read_block(name)
 
 
 _current: ContextVar[Session] = ContextVar("nightferry_session")

@@ -58,7 +58,7 @@ def verify(
         [
             table(["image", "at", "state", "note"], rows),
             f"{len(checked) - bad - left_out} of {counted(len(checked), 'copy', 'copies')} right"
-            + (f", {left_out} archived and not read" if left_out else ""),
+            + (f", {left_out} out of reach and not read" if left_out else ""),
         ]
         if checked
         else ["there is no copy to read"]

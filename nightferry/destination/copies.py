@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nightferry.destination.base import DATA_NAMES, Outgoing, Receipt, encoding_of
-from nightferry.errors import ConfigError, IntegrityError
+from nightferry.errors import ConfigError, IntegrityError, MediumDamaged
 from nightferry.progress import Cancel, Progress
 
 COPY = "copy.json"
@@ -136,6 +136,13 @@ def location_of(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def receipt_of(said: Mapping[str, Any], lane: str = "") -> Receipt:
     return Receipt(location_of(said), said["size_bytes"], lane=lane)
+
+
+def misfit(name: str, path: str, size_bytes: int | None, location: Mapping[str, Any]) -> MediumDamaged:
+    """An object that is not as long as its copy's location says; None: it is not there."""
+    image, recorded = place_of(location)
+    found = "is not there" if size_bytes is None else f"has {size_bytes} bytes, {recorded} were recorded"
+    return MediumDamaged(f"{name}: {path} {found}", subject=image)
 
 
 def place_of(location: Mapping[str, Any]) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from nightferry.destination.copies import (
     about,
     data_name,
     location_of,
+    misfit,
     parse_about,
     place_of,
     receipt_of,
@@ -25,7 +26,7 @@ from nightferry.destination.copies import (
 )
 from nightferry.destination.drivers import open_driver
 from nightferry.destination.leftovers import Entry, left_in
-from nightferry.destination.objects import FolderObjects, Pieces, ReadAt
+from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadAt
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
 from nightferry.errors import (
@@ -103,7 +104,7 @@ class FsspecDestination:
         holds_copies: bool | None = None,
     ) -> None:
         self._name = name
-        self._objects: FolderObjects | SpecObjects
+        self._objects: Objects
         if url.startswith("file://"):
             self._objects = FolderObjects(name, url.removeprefix("file://"))
         else:
@@ -225,8 +226,7 @@ class FsspecDestination:
         path = f"images/{image}/{data_name(location)}"
         size = self._objects.size(path)
         if size != size_bytes:
-            found = "is not there" if size is None else f"has {size} bytes"
-            raise MediumDamaged(f"{self._name}: {path} {found}, {size_bytes} were recorded", subject=image)
+            raise misfit(self._name, path, size, location)
         with self._objects.opened(path) as read_at:
             yield ObjectReader(read_at, path, size_bytes)
 
@@ -256,11 +256,11 @@ class FsspecDestination:
 
     def _entries(self, image: str) -> list[Entry]:
         folder = f"images/{image}"
-        paths = [f"{folder}/{name}" for name in self._objects.names(folder)]
+        paths = [f"{folder}/{name}" for name in self._objects.names(folder, ours=True)]
         found = [Entry(p, self._objects.size(p) or 0, self._changed(p)) for p in paths]
-        # A put that was cut off leaves a folder whose files have names of ours, or none at all.
-        if not found and isinstance(self._objects, FolderObjects):
-            found = [Entry(folder, 0, self._changed(folder))]
+        # A put that was cut off at its very beginning leaves an empty folder.
+        if isinstance(self._objects, FolderObjects):
+            found.append(Entry(folder, 0, self._changed(folder)))
         return found
 
     def _changed(self, path: str) -> datetime:

@@ -62,9 +62,9 @@ class Objects(Protocol):
     def remove(self, path: str) -> None:
         """Removes an object, or a folder and all in it; nothing there is fine."""
 
-    def names(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; none when it is not there. Names with a leading dot are ours and left
-        out."""
+    def names(self, folder: str, *, ours: bool = False) -> list[str]:
+        """Names in a folder, sorted; none when it is not there. With a leading dot they are ours, of what is not
+        whole yet, and left out unless they are asked for."""
 
     def changed(self, path: str) -> float:
         """When it was last written, seconds."""
@@ -169,10 +169,10 @@ class FolderObjects:
             if target.parent.is_dir():
                 sync_folder(target.parent)
 
-    def names(self, folder: str) -> list[str]:
+    def names(self, folder: str, *, ours: bool = False) -> list[str]:
         with os_errors(self._name):
             try:
-                return sorted(n for n in os.listdir(self._root / folder) if not n.startswith("."))
+                return sorted(n for n in os.listdir(self._root / folder) if ours or not n.startswith("."))
             except FileNotFoundError:
                 return []
 

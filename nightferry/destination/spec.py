@@ -137,7 +137,7 @@ class SpecObjects:
             finally:
                 opened.fs.invalidate_cache()
 
-    def names(self, folder: str) -> list[str]:
+    def names(self, folder: str, *, ours: bool = False) -> list[str]:
         with self._errors() as opened:
             opened.fs.invalidate_cache()
             try:
@@ -145,7 +145,7 @@ class SpecObjects:
             except FileNotFoundError:
                 return []
         names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
-        return sorted(name for name in names if name and not name.startswith("."))
+        return sorted(name for name in names if name and (ours or not name.startswith(".")))
 
     def changed(self, path: str) -> float:
         with self._errors() as opened:

@@ -75,11 +75,6 @@ class ImageName:
     level: int
     shard: int | None = None
 
-    @property
-    def full_store(self) -> str:
-        """``GROUP/STORE``, as the command line names a store."""
-        return f"{self.group}/{self.store}"
-
     def __str__(self) -> str:
         return image_name(self.run, self.group, self.store, self.level, self.shard)
 

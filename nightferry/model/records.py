@@ -294,6 +294,8 @@ class CartridgeRecord(Record):
     """What the drive said when it left it last."""
     written: AwareDatetime | None = None
     """When an image or a label was last written to it."""
+    worm: bool = False
+    """It is written once: never scratch again, whatever expires on it."""
     resumes: CartridgeState | None = None
     """While ``offsite``: the state that it takes up again when it comes back."""
 

@@ -1,7 +1,7 @@
 """Secrets: references in the site file, resolved where they are used, never shown.
 
 A reference is ``env:NAME``, ``file:/PATH`` (owned by root or the caller, mode at most 0600) or
-``block:NAME``, which only the caller can resolve: the core knows no Prefect.
+``block:NAME``, a Secret block of Prefect, which the core does not know: who does hands in how to read one.
 """
 
 from __future__ import annotations
@@ -22,24 +22,30 @@ _REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/.+|block:[a-z0-9-]+")
 BlockResolver = Callable[[str], str]
 """A block's name → the secret it holds."""
 
+_read_block: BlockResolver | None = None
+
+
+def use_blocks(read: BlockResolver | None) -> None:
+    """Names how this process reads a ``block:`` reference; None: it does not."""
+    global _read_block
+    _read_block = read
+
 
 def is_reference(value: str) -> bool:
     """Whether a text of the site file stands for a secret that lies elsewhere."""
     return _REFERENCE.fullmatch(value) is not None
 
 
-def resolve_secret(
-    reference: str, *, block: BlockResolver | None = None, environ: Mapping[str, str] = os.environ
-) -> SecretStr:
+def resolve_secret(reference: str, *, environ: Mapping[str, str] = os.environ) -> SecretStr:
     """The secret behind a reference.
 
     Args:
         reference: ``env:``, ``file:`` or ``block:`` and a name.
-        block: Resolves ``block:`` references; without it they are refused.
         environ: Where ``env:`` references look.
 
     Raises:
         ConfigError: there is no such secret, or others can read its file. The secret is not in the message.
+        PrefectRequired: it is a block, and the server does not answer.
     """
     scheme, _, name = reference.partition(":")
     if scheme == "env" and name:
@@ -47,13 +53,13 @@ def resolve_secret(
     if scheme == "file" and name.startswith("/"):
         return _from_file(name)
     if scheme == "block" and name:
-        if block is None:
+        if _read_block is None:
             raise ConfigError(
                 f"the secret {reference} lies in Prefect, which is not used here",
                 hint="give an env: or file: reference for what runs without a Prefect server",
                 subject=reference,
             )
-        return SecretStr(block(name))
+        return SecretStr(_read_block(name))
     # What is not a reference may be the secret itself, so it is not repeated.
     raise ConfigError("a secret must be a reference", hint="write env:NAME, file:/PATH or block:NAME")
 

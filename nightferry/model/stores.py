@@ -126,11 +126,6 @@ class Group(Section):
     stores: tuple[Store, ...] = ()
     postgres: PostgresSettings | None = None
 
-    @property
-    def required_copies(self) -> int:
-        """How many verified copies free an image on staging."""
-        return len(self.copies) if self.at_least is None else self.at_least
-
     def tolerate_of(self, store: Store) -> Tolerate:
         """The store's own tolerance, else the group's."""
         return store.tolerate or self.tolerate

@@ -182,7 +182,7 @@ class BucketStorage:
             yield
         except DestinationError as error:
             raise CatalogError(
-                f"cannot {doing} the catalog {self}: {error.message}",
+                f"cannot {doing} the catalog {self}: {error.message.removeprefix(f'{self.bucket.name}: ')}",
                 hint=error.hint if error.hint != error.default_hint else "check the endpoint and the network",
                 operation=doing,
                 subject=str(self),

@@ -16,7 +16,7 @@ from nightferry.destination.base import DATA_NAMES, Encoding, Outgoing, encoding
 from nightferry.errors import ConfigError, DestinationError
 from nightferry.image.frames import FramedReader, encode, shrinks
 from nightferry.model.destinations import S3Settings
-from nightferry.model.records import CopyRecord
+from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel
 from nightferry.transfer.base import CHUNK_BYTES, ByteReader
@@ -101,6 +101,23 @@ class EncodedOutgoing(_Passed):
             yield from _cut(bytes(memoryview(held)[:whole]))
             del held[:whole]
         yield from _cut(bytes(held))
+
+
+class _Meta(ImageRecord):
+    """``meta.json`` of an encoded copy."""
+
+    encoding: str = ""
+    data: str = ""
+
+
+def image_of(meta: bytes) -> ImageRecord:
+    """The image's record from a copy's ``meta.json``, whatever that says of the copy's encoding.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    said = _Meta.model_validate_json(meta)
+    return ImageRecord(**said.model_dump(include=set(ImageRecord.model_fields)))
 
 
 def _cut(data: bytes) -> Iterator[memoryview]:

@@ -173,6 +173,8 @@ def expire(
     for name in names:
         done.cartridges += _make_scratch(opened, name)
     _remember_gone(opened, done)
+    opened.catalog.refresh()
+    opened.catalog.drop_indexes(i.image for i in opened.catalog.images() if opened.catalog.expired(i.image))
     _clear(opened, outlook.leftovers, done, cancel)
     order = {row.copy.subject: number for number, row in enumerate(outlook.copies)}
     done.copies.sort(key=lambda row: order[row.copy.subject])
@@ -319,8 +321,9 @@ def _make_scratch(opened: OpenSite, destination: str) -> list[CartridgeRecord]:
     made = []
     for cartridge in scratch_cartridges(opened, destination):
         newest = opened.catalog.latest_event(CartridgeRecord, cartridge.subject)
+        became = {"resumes" if cartridge.state == "offsite" else "state": "expired"}
         scratch = cartridge.model_copy(
-            update={"state": "expired", "note": "all on it has expired", "at": opened.clock.now()}
+            update={**became, "note": "all on it has expired", "at": opened.clock.now()}
         )
         try:
             opened.catalog.append(scratch, expect=newest.sequence if newest is not None else 0)

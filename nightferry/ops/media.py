@@ -69,6 +69,7 @@ def view_json(view: MediumView) -> dict[str, Any]:
         "mounts": view.mounts,
         "errors": view.errors,
         "alerts": list(view.alerts),
+        "worm": view.worm,
         "written": view.written.isoformat() if view.written else None,
         "note": view.note or None,
     }

@@ -160,7 +160,8 @@ def scratch_cartridges(
 ) -> list[CartridgeRecord]:
     """Cartridges of a tape library on which nothing lives any more.
 
-    Never one that is being written, or that nothing was ever written to.
+    Never one that is being written, that nothing was ever written to, or that is written once (WORM). One that is
+    offsite is scratch when it comes home.
 
     Args:
         opened: The site.
@@ -173,8 +174,9 @@ def scratch_cartridges(
     return [
         cartridge
         for cartridge in opened.catalog.cartridges(destination)
-        if cartridge.state in ("appendable", "full")
+        if (cartridge.resumes if cartridge.state == "offsite" else cartridge.state) in ("appendable", "full")
         and cartridge.images
+        and not cartridge.worm
         and not is_being_written(cartridge)
         and live.get(cartridge.barcode, set()) <= set(besides)
     ]

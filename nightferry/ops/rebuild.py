@@ -34,6 +34,7 @@ from nightferry.model.records import (
 )
 from nightferry.model.site import Site, is_bucket
 from nightferry.model.text import safe
+from nightferry.ops.encode import image_of
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.digest import image_digest
@@ -218,10 +219,12 @@ def _image(catalog: Catalog, found: Found) -> ImageRecord:
         IntegrityError: it is no record of this image, or the catalog knows another one of that name.
     """
     try:
-        said = ImageRecord.model_validate_json(found.meta)
+        said = image_of(found.meta)
     except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(str(part) for part in wrong["loc"])
         raise IntegrityError(
-            f"its record cannot be read: {error.errors()[0]['msg'].lower()}",
+            f"its record cannot be read: {safe(where)}: {wrong['msg'].lower()}",
             hint="read it with the release that wrote it, or a newer one",
         ) from error
     if said.image != found.image:

@@ -41,6 +41,8 @@ class NightResult:
     """(image, destination) that staging still owes of older runs."""
     lost: tuple[str, ...]
     """Images that staging lost, or that were found damaged there, before they had a copy."""
+    notes: dict[tuple[str, str], str]
+    """(image, destination) of a copy that is missing → what its last try ended with, as far as it is on record."""
     staged_only: bool
 
     @property
@@ -76,6 +78,13 @@ class NightResult:
     def drives(self) -> tuple[DriveWork, ...]:
         """What each tape drive did for the run's images."""
         return work_of(copy for copies in self.copies.values() for copy in copies)
+
+    @property
+    def reasons(self) -> list[str]:
+        """What went wrong where copies are missing, each once."""
+        owed = self.missing_copies + self.owed_before
+        known = [(at, self.notes[image, at]) for image, at in owed if (image, at) in self.notes]
+        return list(dict.fromkeys(why if why.startswith(f"{at}: ") else f"{at}: {why}" for at, why in known))
 
     @property
     def is_whole(self) -> bool:
@@ -133,7 +142,8 @@ class NightResult:
                 for f in self.failures
             ],
             "missing_copies": [
-                {"image": i, "destination": d} for i, d in self.missing_copies + self.owed_before
+                {"image": i, "destination": d, "why": self.notes.get((i, d))}
+                for i, d in self.missing_copies + self.owed_before
             ],
             "lost_images": list(self.lost),
             "drives": [work.as_json() for work in self.drives],
@@ -174,6 +184,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in done]
     sees = opened.sees(run.back_group)
     owner = opened.disk(run.back_group).owner() if sees else opened.catalog.owner(run.back_group)
+    before = [(o.image.image, o.destination) for o in owed(opened, run.back_group) if o.image.run != run.run]
     return NightResult(
         run=run,
         images=images,
@@ -182,13 +193,22 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         gate=look(opened, run),
         owner=owner.node if owner else "",
         missing_copies=tuple(missing),
-        owed_before=tuple(
-            (o.image.image, o.destination) for o in owed(opened, run.back_group) if o.image.run != run.run
-        ),
+        owed_before=tuple(before),
         # Of a disk on another node the catalog cannot say what it lost.
         lost=tuple(i.image for i in lost_images(opened, run) if i in images) if sees else (),
+        notes=_notes(opened, [*missing, *before]),
         staged_only=staged_only,
     )
+
+
+def _notes(opened: OpenSite, missing: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    wanted = set(missing)
+    return {
+        (copy.image, copy.destination): copy.note
+        for image in {image for image, _ in missing}
+        for copy in opened.catalog.copies(image)
+        if copy.note and (copy.image, copy.destination) in wanted
+    }
 
 
 def report_markdown(result: NightResult) -> str:
@@ -223,6 +243,8 @@ def report_markdown(result: NightResult) -> str:
         for approval in result.gate.approvals:
             named = ", ".join(approval.stores)
             lines.append(f"- {named} — {safe_markdown(approval.reason)} ({safe_markdown(approval.who)})")
+    lines += [""] if result.reasons else []
+    lines += [f"- {safe_markdown(reason)}" for reason in result.reasons]
     lines += _drives(result.drives)
     lines += ["", f"What to do: {_what_to_do(result)}", ""]
     return "\n".join(lines)
@@ -252,7 +274,7 @@ def _what_to_do(result: NightResult) -> str:
                 f"or go on without it: `nightferry gate approve {result.run.run} --store G/S --reason TEXT`."
             )
         case "CopyMissing":
-            return "bring the destination back; `nightferry backup --stage two` delivers what is owed."
+            return "mend the destination; `nightferry backup --stage two` then delivers what is owed."
         case "Partial":
             return "look at the partial stores with `nightferry files IMAGE`, and rerun them."
         case "Completed":

@@ -21,7 +21,6 @@ from nightferry.errors import (
     BusyError,
     ClusterError,
     ConfigError,
-    CopyMissing,
     DestinationError,
     GroupStopping,
     IntegrityError,
@@ -32,14 +31,11 @@ from nightferry.errors import (
     PartialResult,
     worst_exit_code,
 )
-from nightferry.image.chunks import CheckedReader
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
-from nightferry.model.names import choose
 from nightferry.model.records import ImageRecord
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.text import safe
-from nightferry.ops.encode import open_copy
 from nightferry.ops.extract import extract
 from nightferry.ops.in_place import (
     beside,
@@ -49,15 +45,15 @@ from nightferry.ops.in_place import (
     store_in_use,
 )
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.places import nowhere, open_place, places_of
 from nightferry.ops.recall import Turns, archived
 from nightferry.ops.restored import RestoreReport
-from nightferry.ops.stage import proven_chunks
+from nightferry.ops.side_files import side_files
 from nightferry.ops.stream import describe_location, mark_damaged
 from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.plan.match import Matcher
-from nightferry.plan.restore_order import STAGING, Choice, choose_copies, recalled_last
+from nightferry.plan.restore_order import Choice, recalled_last
 from nightferry.progress import Cancel, Progress
-from nightferry.transfer.base import ByteReader
 from nightferry.transfer.reading import FileReader
 from nightferry.units import counted, format_duration
 
@@ -136,43 +132,6 @@ def find_image(
     return newest
 
 
-def places_of(
-    opened: OpenSite, image: ImageRecord, only: str | None = None, *, wanted_bytes: int | None = None
-) -> tuple[Choice, ...]:
-    """Where the image can be read from, the nearest first; not where the site file knows no way to any more.
-
-    Raises:
-        ConfigError: ``only`` is not the name of a destination.
-        CopyMissing: there is no readable copy.
-        NotOwner: only staging has it, and that is on another node.
-    """
-    staged = opened.is_staged(image)
-    names = [d.name for d in opened.site.destinations]
-    copies = [c for c in opened.catalog.copies(image.image) if c.destination in names]
-    if only == STAGING:
-        copies = []
-    elif only is not None:
-        if only not in names:
-            raise choose(only, [STAGING, *names], "place of copies")
-        copies = [c for c in copies if c.destination == only]
-        staged = False
-    ordered = tuple(
-        choose_copies(
-            image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes, offsite=opened.offsite()
-        )
-    )
-    if not ordered and only in (None, STAGING) and opened.keeps(image):
-        back_group = opened.back_group_of(image)
-        opened.require_disk(back_group, f"reading {image.image} from the disk of {back_group}")
-    if not ordered:
-        raise CopyMissing(
-            f"no readable copy of image {image.image}" + (f" at {only}" if only else ""),
-            hint=f"`nightferry copies {image.image}` shows where it was",
-            subject=image.image,
-        )
-    return ordered
-
-
 def plan_restore(
     opened: OpenSite,
     image: ImageRecord,
@@ -237,7 +196,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    index = Index(opened.catalog.index(image.image))
+    index = Index(side_files(opened, image).index)
     for row in index.select(lambda path: _may_match(chosen, unmatched, path)) if patterns else index:
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
@@ -250,22 +209,6 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
             hint=f"`nightferry files {image.image}` lists what is in it",
             subject=image.image,
         )
-
-
-@contextmanager
-def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
-    """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
-    chunks = proven_chunks(opened, image)
-    if place.copy is None:
-        back_group = opened.back_group_of(image)
-        with (
-            opened.leases(back_group).read(f"restore of {image.image}"),
-            FileReader(opened.staged_path(image)) as reader,
-        ):
-            yield CheckedReader(reader, chunks)
-    else:
-        with open_copy(opened, place.copy) as reader:
-            yield CheckedReader(reader, chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +287,7 @@ def restore(
                     open_place(opened, plan.image, place) as reader,
                 ):
                     # The index at hand: on tape the one at the image's end is a long way off and back.
-                    index = opened.catalog.index(plan.image.image)
+                    index = side_files(opened, plan.image).index
                     image = ImageReader(reader, index=index)
                     report = extract(
                         image,
@@ -366,7 +309,7 @@ def restore(
                 continue
             return Restored(plan, place.source, report, tuple(damaged))
     if not errors:
-        raise CopyMissing(f"no readable copy of image {plan.image.image}", subject=plan.image.image)
+        raise nowhere(opened, plan.image, None)
     gravest = worst_exit_code(error.exit_code for error in errors)
     raise next(error for error in errors if error.exit_code == gravest)
 
@@ -402,7 +345,7 @@ def forecast(
 @contextmanager
 def _nothing_to_read(opened: OpenSite, image: ImageRecord) -> Iterator[ImageReader]:
     """The catalog's index as if it were the image: enough for a dry run, which reads no payload."""
-    index = opened.catalog.index(image.image)
+    index = side_files(opened, image).index
     with FileReader(os.devnull) as reader:
         yield ImageReader(reader, index=index)
 

@@ -18,7 +18,6 @@ from nightferry import __version__
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import (
     Cancelled,
-    CatalogError,
     ConfigError,
     IntegrityError,
     NightferryError,
@@ -400,24 +399,6 @@ def read_index(path: Path, chunks: bytes) -> bytes:
     with FileReader(path) as reader:
         image = ImageReader(reader, chunks)
         return image.reader.read(image.end.index_offset, image.end.index_bytes)
-
-
-def proven_chunks(opened: OpenSite, image: ImageRecord) -> bytes:
-    """The catalog's chunk table of an image, proved by the image's digest: what it judges must not be judged
-    by a damaged one.
-
-    Raises:
-        CatalogError: it is not there, or not what was recorded.
-    """
-    chunks = opened.catalog.chunks(image.image)
-    if image_digest(chunks, opened.catalog.index(image.image)) != image.digest:
-        raise CatalogError(
-            f"the catalog's index and chunk table of {image.image} are not what was recorded",
-            hint="put indexes/ back from a copy of the catalog's folder; "
-            "every copy of the image carries both as side files",
-            subject=image.image,
-        )
-    return chunks
 
 
 def adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:

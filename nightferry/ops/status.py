@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.names import parse_run
+from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
+from nightferry.model.stores import Group
 from nightferry.ops.opened import OpenSite
+from nightferry.plan.window import night_start, window_start
+from nightferry.units import counted
 
 Colour = Literal["green", "amber", "red"]
 EXIT_CODES: dict[Colour, int] = {"green": 0, "amber": 3, "red": 30}
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """A copy that staging still owes after its destination's deadline."""
+
+    image: str
+    destination: str
+    due: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """One store's standing.
 
-    green: the newest whole image is young enough and every copy of its policy is verified; amber: it can be
-    restored, but something of that is missing; red: nothing whole that is young enough can be restored.
+    green: the newest whole image is young enough, every copy of its policy is verified, and no older one's is
+    missing; amber: it can be restored, but something of that is not so; red: nothing whole that is young enough can
+    be restored.
     """
 
     group: str
@@ -29,6 +44,7 @@ class StoreStatus:
     copies: tuple[CopyRecord, ...]
     proved: datetime | None
     reason: str
+    missing: tuple[Missing, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -41,6 +57,7 @@ class StoreStatus:
             "copies": [{"destination": c.destination, "state": c.state} for c in self.copies],
             "proved": self.proved,
             "reason": self.reason,
+            "missing": [{"image": m.image, "destination": m.destination, "due": m.due} for m in self.missing],
         }
 
 
@@ -49,10 +66,49 @@ def status(opened: OpenSite, *, max_age: timedelta = timedelta(hours=26)) -> lis
     opened.catalog.refresh()
     now = opened.clock.now()
     return [
-        _of_store(opened, group.name, store.name, group.copies, now - max_age)
+        _with_missing(
+            opened, _of_store(opened, group.name, store.name, group.copies, now - max_age), group, now
+        )
         for group in opened.site.groups
         for store in group.stores
     ]
+
+
+def _with_missing(opened: OpenSite, found: StoreStatus, group: Group, now: datetime) -> StoreStatus:
+    missing = tuple(_missing(opened, group, found.store, now))
+    if not missing:
+        return found
+    latest = max(m.due for m in missing).astimezone(opened.site.tz)
+    where = ", ".join(dict.fromkeys(m.destination for m in missing))
+    count = counted(len(missing), "copy", "copies")
+    text = f"{count} missing at {where}, due {latest:%Y-%m-%d %H:%M}"
+    return replace(
+        found,
+        colour="amber" if found.colour == "green" else found.colour,
+        reason="; ".join(filter(None, (found.reason, text))),
+        missing=missing,
+    )
+
+
+def _missing(opened: OpenSite, group: Group, store: str, now: datetime) -> Iterator[Missing]:
+    """Copies that are owed after their deadline, the oldest image's first. What staging has freed owes none."""
+    deadlines = {name: opened.site.destination(name) for name in group.copies}
+    if all(destination.deadline is None for destination in deadlines.values()):
+        return
+    start = night_start(g.start for g in opened.site.groups_of(group.back_group))
+    for image in reversed(opened.catalog.images(group.name, store)):
+        if opened.catalog.freed(image.image) or (
+            image.state != "whole" and not opened.catalog.accepted(image)
+        ):
+            continue
+        done = {
+            c.destination for c in opened.catalog.copies(image.image) if c.state in (*OUTLIVED, "verified")
+        }
+        begun = window_start(parse_run(image.run).window, start, opened.site.tz).astimezone(opened.site.tz)
+        for name, destination in deadlines.items():
+            due = destination.deadline_after(begun)
+            if name not in done and due is not None and due <= now:
+                yield Missing(image.image, name, due)
 
 
 def _of_store(

@@ -35,7 +35,8 @@ from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded, open_
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.room import set_aside, side_path
-from nightferry.ops.stage import proven_chunks, read_index
+from nightferry.ops.side_files import proven_chunks
+from nightferry.ops.stage import read_index
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest

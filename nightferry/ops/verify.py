@@ -19,10 +19,10 @@ from nightferry.errors import (
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.passes import in_passes
+from nightferry.ops.places import open_place, places_of
 from nightferry.ops.recall import Turns, recall
-from nightferry.ops.restore import open_place, places_of
 from nightferry.ops.room import free_room
-from nightferry.ops.stage import proven_chunks
+from nightferry.ops.side_files import proven_chunks
 from nightferry.ops.stream import (
     StagedOutgoing,
     made_before,
@@ -139,7 +139,8 @@ def check_one(
 
 def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
     """Images whose policy wants a copy at the destination that is not there, or not to be trusted; one that
-    expired there is not missed."""
+    expired there is not missed. One that can be read nowhere is among them while its damaged copy is on record:
+    who asks for what is missing must hear of it."""
     opened.site.destination(destination)
     opened.catalog.refresh()
     wanted = {g.name for g in opened.site.groups if destination in g.copies}
@@ -147,11 +148,10 @@ def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
     for image in reversed(opened.catalog.images()):
         if image.group not in wanted:
             continue
-        good = any(
-            c.destination == destination and c.state in (*OUTLIVED, "whole", "verified")
-            for c in opened.catalog.copies(image.image)
-        )
-        if not good and _readable_elsewhere(opened, image):
+        states = {c.state for c in opened.catalog.copies(image.image) if c.destination == destination}
+        if states.isdisjoint({*OUTLIVED, "whole", "verified"}) and (
+            "damaged" in states or _readable_elsewhere(opened, image)
+        ):
             missing.append(image)
     return missing
 

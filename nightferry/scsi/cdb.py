@@ -129,11 +129,6 @@ class ElementType(IntEnum):
     DRIVE = 4
 
 
-def initialize_element_status() -> bytes:
-    """SMC-3 §6.3: the changer looks at every element again, which can take minutes."""
-    return bytes((0x07, 0, 0, 0, 0, 0))
-
-
 def read_element_status(kind: ElementType, length: int, *, identifiers: bool = False) -> bytes:
     """Of every element of one type, with volume tags; ``identifiers``: the drives' own (SMC-3 §6.14, DVCID)."""
     head = bytes((0xB8, 0x10 | kind, 0, 0, 0xFF, 0xFF, identifiers))
@@ -156,8 +151,6 @@ class Inquiry:
     kind: int
     vendor: str
     product: str
-    revision: str
-    removable: bool
 
     @property
     def is_there(self) -> bool:
@@ -175,7 +168,7 @@ def parse_inquiry(data: bytes) -> Inquiry:
         raise ProtocolError(f"INQUIRY answered {len(data)} bytes")
     # A qualifier other than 000b: nothing is connected there.
     kind = data[0] & 0x1F if not data[0] & 0xE0 else 0x1F
-    return Inquiry(kind, _text(data[8:16]), _text(data[16:32]), _text(data[32:36]), bool(data[1] & 0x80))
+    return Inquiry(kind, _text(data[8:16]), _text(data[16:32]))
 
 
 SERIAL_PAGE = 0x80
@@ -211,7 +204,6 @@ class Mode:
     buffered: int
     density: int
     block_bytes: int
-    medium_type: int = 0
 
 
 def parse_mode(data: bytes) -> Mode:
@@ -229,7 +221,6 @@ def parse_mode(data: bytes) -> Mode:
         buffered=data[2] >> 4 & 0x07,
         density=block[0],
         block_bytes=int.from_bytes(block[5:8], "big"),
-        medium_type=data[1],
     )
 
 

@@ -292,7 +292,43 @@ def test_a_worm_cartridge_is_appended_to_and_not_taken_again_when_it_expired(rig
     with pytest.raises(NoScratch):
         put(again, Image("i3", os.urandom(MIB)))
     assert rig.files("A00001L9") == before
-    assert rig.register.kept["A00001L9"].state == "full"
+    record = rig.register.kept["A00001L9"]
+    assert (record.state, record.worm) == ("full", True)
+    assert "WORM" in record.note
+    # It is not even mounted again, whatever the retention says of it.
+    mounts = record.mounts
+    with pytest.raises(NoScratch):
+        put(rig.tape(barcodes=("A00001L9",)), Image("i4", os.urandom(MIB)))
+    assert rig.register.kept["A00001L9"].mounts == mounts
+
+
+def test_worm_cartridges_that_expired_cost_no_drive_however_many_there_are(rig: Rig) -> None:
+    rig.make(drives=1, cartridges=3)
+    for barcode in ("A00001L9", "A00002L9", "A00003L9"):
+        (rig.path / "cartridges" / barcode / "worm").touch()
+        put(rig.tape(barcodes=(barcode,)), Image(barcode, os.urandom(MIB)))
+        rig.opened[-1].close()
+        rig.register.kept[barcode] = rig.register.kept[barcode].model_copy(update={"state": "expired"})
+    with pytest.raises(NoScratch):
+        put(rig.tape(), Image("i3", os.urandom(MIB)))
+    assert {(r.state, r.worm) for r in rig.register.kept.values()} == {("full", True)}
+    assert not rig.register.drives
+
+
+def test_a_worm_cartridge_is_not_erased(rig: Rig) -> None:
+    rig.make()
+    (rig.path / "cartridges/A00001L9/worm").touch()
+    tape = rig.tape()
+    put(tape, Image("i1", os.urandom(MIB)))
+    before = rig.files("A00001L9")
+    known = rig.register.kept["A00001L9"]
+    with pytest.raises(WriteProtected, match="is WORM"):
+        tape.handling.erase("A00001L9", "test")
+    assert rig.files("A00001L9") == before
+    same = {"at", "mounts", "note"}
+    assert rig.register.kept["A00001L9"].model_dump(exclude=same) == known.model_copy(
+        update={"worm": True}
+    ).model_dump(exclude=same)
 
 
 def test_a_drive_that_says_write_protected_in_mid_image_loses_only_the_cartridge(rig: Rig) -> None:

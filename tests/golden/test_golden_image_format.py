@@ -10,11 +10,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from nightferry.image.check import check_image, salvage
 from nightferry.image.reader import ImageReader
 from nightferry.transfer.digest import image_digest
 from nightferry.transfer.reading import FileReader
 from tests.imaging import HEADER, content, gnu_extract, mtime_text
+from tests.support.image_check import check_image
 
 FORMAT_1 = Path(__file__).parent / "image_format_1"
 EXPECTED = json.loads((FORMAT_1 / "files.json").read_text())
@@ -69,13 +69,3 @@ def test_format_1_gnu_tar_restores_it(tmp_path: Path) -> None:
         restored = to + b"/" + path
         assert mtime_text(restored) == file["mtime"]
         assert blake3(Path(os.fsdecode(restored)).read_bytes()).hexdigest() == file["content_b3sum"]
-
-
-def test_format_1_is_salvaged_without_its_tail(tmp_path: Path) -> None:
-    data = (FORMAT_1 / "image.tar").read_bytes()
-    (tmp_path / "cut.tar").write_bytes(data[: image().end.index_offset])
-    found = salvage(FileReader(tmp_path / "cut.tar"))
-    assert {row.path for row in found.image.index if row.type in ("file", "hardlink")} == {
-        *FILES,
-        b"zz stream",
-    }

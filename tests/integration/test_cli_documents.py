@@ -161,6 +161,9 @@ def test_the_page_says_exactly_what_is_printed(
     with site.opened() as here:
         held = night.stage_one(here, BACK)
     assert backup()["gate"] == "held"
+    site.edit('name = "objects"', 'name = "objects"\ndeadline = "1s"')
+    assert run("nightferry status", code=30)["stores"][0]["missing"]
+    site.edit('name = "objects"\ndeadline = "1s"', 'name = "objects"')
     assert run("nightferry check", code=2)["fail"]
     run("nightferry gate show", code=50)
     run("nightferry gate approve", held.run, "--store", "SG1/ledger", "--reason", "a test", "--record-only")

@@ -17,7 +17,7 @@ from tests.support import night
 from tests.support.outside import compare_tar, compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
-pytestmark = [needs("zstd"), pytest.mark.server]
+pytestmark = [needs("zstd"), pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
 
 def test_a_night_to_a_bucket_with_zstd(

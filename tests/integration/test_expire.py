@@ -14,7 +14,7 @@ import pytest
 
 from nightferry.errors import CopyMissing, ImplausibleExpiry
 from nightferry.model.records import CopyRecord, ExpiryRecord
-from nightferry.ops import check, expire, gate, hold, restore, stage, stream, verify
+from nightferry.ops import check, expire, gate, hold, media, restore, stage, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
@@ -97,6 +97,10 @@ def test_what_stays_comes_back_and_what_went_is_gone(aged: Aged, tmp_path: Path)
         assert gone == expected == {(row.image.image, row.copy.destination) for row in foreseen.gone}
         assert sorted(folder_copies(site.objects)) == sorted(image(d, s) for d in (12, 13) for s in "ab")
         assert not (site.objects / "images" / image(10)).exists()
+        kept = {path.name.rpartition(".")[0] for path in (site.home / "catalog" / "indexes").iterdir()}
+        assert kept == {image(d, s) for d in (12, 13) for s in "ab"}
+        with pytest.raises(CopyMissing, match="has expired, and its index with it"):
+            restore.plan_restore(opened, opened.catalog.image(image(10)), [], tmp_path / "none")
         assert done.freed_bytes == foreseen.freed_bytes == sum(r.copy.size_bytes for r in done.gone) // 2
         for day in (12, 13):
             was = (site.home / "was" / str(day)).read_text()
@@ -183,6 +187,23 @@ def test_a_scratch_cartridge_is_labelled_anew_and_written_from_its_start(
     for barcode in live:
         lines = content[barcode].splitlines()
         assert set(lines[:2]) <= set(sums(site.library / "cartridges" / barcode).splitlines())
+
+
+def test_a_cartridge_in_the_vault_comes_home_as_scratch(aged: Aged) -> None:
+    site, clock = aged("[retention]\nkeep_last = 1\nat_most = 1.0\n", copies=("tape",))
+    with site.open(clock) as opened:
+        nights(opened, clock, 1)
+        before = {c.barcode for c in opened.catalog.cartridges("tape") if c.images}
+        (barcode,) = before
+        media.holding(opened, barcode).handling.export(barcode, "test")
+        nights(opened, clock, 1)
+        assert [c.barcode for c in run_expire(opened).cartridges] == [barcode]
+        record = next(c for c in opened.catalog.cartridges("tape") if c.barcode == barcode)
+        assert (record.state, record.resumes) == ("offsite", "expired")
+        media.holding(opened, barcode).handling.take_in("test")
+        record = next(c for c in opened.catalog.cartridges("tape") if c.barcode == barcode)
+        assert record.state == "expired"
+        assert run_expire(opened).cartridges == []
 
 
 def test_a_cartridge_with_one_live_copy_is_no_scratch(aged: Aged) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from nightferry.errors import DestinationError, Unavailable
 from nightferry.model.records import CartridgeRecord
+from nightferry.model.text import safe_markdown
 from nightferry.ops import restore, verify
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result
+from nightferry.ops.report import night_result, report_markdown
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
@@ -123,3 +124,37 @@ def test_a_mount_point_without_its_disk_is_not_filled_nor_called_damaged(
             restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
         checked = list(verify.verify_copies(opened, away, progress=QUIET, cancel=Cancel()))
         assert {(c.copy.state, c.exit_code) for c in checked} == {("verified", 20)}
+
+
+def test_a_copy_that_is_owed_after_its_deadline_is_missing(make_site: MakeSite) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock()
+    text = site.file.read_text()
+    site.file.write_text(text.replace('name = "folder"', 'name = "folder"\ndeadline = "07:00"'))
+    with site.open(clock) as opened:
+        night.night(opened, BACK_GROUP)
+        assert [(s.colour, s.missing) for s in status(opened)] == [("green", ())] * 2
+    site.objects.rename(site.home / "elsewhere")
+    with next_night(site, clock) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        with pytest.raises(DestinationError):
+            night.stage_two(opened, record)
+        assert [(s.colour, s.missing) for s in status(opened)] == [("amber", ())] * 2
+        result = night_result(opened, record)
+        (reason,) = result.reasons
+        assert reason.startswith("folder: ")
+        assert f"{site.objects}" in reason
+        assert {m["why"] for m in result.as_json()["missing_copies"]} == {reason.removeprefix("folder: ")}
+        assert safe_markdown(reason) in report_markdown(result)
+        clock.time = clock.time.astimezone(opened.site.tz).replace(day=12, hour=6, minute=59)
+        assert {s.missing for s in status(opened)} == {()}
+        clock.advance(timedelta(minutes=1))
+        for store, one in zip(("a", "b"), status(opened), strict=True):
+            (missing,) = one.missing
+            assert (missing.image, missing.destination) == (f"{RUNS[1]}.SG1.{store}.L0", "folder")
+            assert missing.due == clock.time
+            assert one.colour == "amber"
+            assert one.reason == "no verified copy at folder; 1 copy missing at folder, due 2026-11-12 07:00"
+    (site.home / "elsewhere").rename(site.objects)
+    with site.open(clock) as opened:
+        night.stage_two(opened, opened.catalog.run(RUNS[1]))
+        assert {(s.colour, s.missing) for s in status(opened)} == {("green", ())}

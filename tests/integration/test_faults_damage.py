@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from nightferry.errors import CopyMissing, DestinationError, IntegrityError, MediumDamaged
 from nightferry.model.records import ImageRecord
-from nightferry.ops import restore, verify
+from nightferry.ops import places, restore, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.ops.restore import Restored
@@ -127,7 +128,7 @@ def test_a_byte_flipped_in_a_copy_is_found_marked_and_mended(
         assert set(found.values()) == {("verified", 0)}
         assert "is damaged" in caplog.text
         assert status(opened)[0].colour == "amber"
-        assert [p.source for p in restore.places_of(opened, image)] == ["staging", other]
+        assert [p.source for p in places.places_of(opened, image)] == ["staging", other]
 
         missing = verify.missing_copies(opened, hurt)
         assert [i.image for i in missing] == [image.image]
@@ -137,6 +138,21 @@ def test_a_byte_flipped_in_a_copy_is_found_marked_and_mended(
         assert status(opened)[0].colour == "green"
         bring_back(opened, tmp_path / "back", hurt)
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
+
+
+def test_a_damaged_copy_that_nothing_can_mend_is_named(make_site: MakeSite) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock()
+    with site.open(clock) as opened:
+        night.night(opened, BACK_GROUP)
+        image = newest(opened)
+        copy_at(site, "folder", image.image).unlink()
+        clock.advance(timedelta(days=1))
+        night.night(opened, BACK_GROUP)
+        assert not opened.is_staged(image)
+        list(verify.verify_copies(opened, progress=QUIET, cancel=Cancel()))
+        assert [i.image for i in verify.missing_copies(opened, "folder")] == [image.image]
+        with pytest.raises(CopyMissing, match=f"no readable copy of image {image.image}: folder damaged"):
+            verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
 
 
 @pytest.mark.parametrize(("hurt", "other"), [("folder", "tape"), ("tape", "folder")])

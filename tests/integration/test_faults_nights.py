@@ -209,15 +209,27 @@ def test_a_damaged_chunk_table_in_the_catalog_judges_no_copy(make_site: MakeSite
         image = restore.find_image(opened, "SG1", "a")
         (table,) = (site.home / "catalog" / "indexes").glob(f"{image.image}.chunks")
         right = table.read_bytes()
-        for wrong in (right[:-1] + bytes([right[-1] ^ 1]), right[:8], b""):
+        for number, wrong in enumerate((right[:-1] + bytes([right[-1] ^ 1]), right[:8], b"")):
             table.write_bytes(wrong)
-            with pytest.raises(CatalogError, match="not what was recorded"):
-                list(verify.verify_copies(opened, progress=QUIET, cancel=Cancel()))
-            with pytest.raises(CatalogError, match="not what was recorded"):
-                bring_back(opened, "SG1/a", tmp_path / "back")
-        table.write_bytes(right)
-        assert {c.state for c in opened.catalog.copies(image.image)} == {"verified"}
-        assert bring_back(opened, "SG1/a", tmp_path / "back") == "staging"
+            checked = verify.verify_copies(opened, progress=QUIET, cancel=Cancel())
+            assert {one.copy.state for one in checked} == {"verified"}
+            assert table.read_bytes() == right
+            table.write_bytes(wrong)
+            assert bring_back(opened, "SG1/a", tmp_path / str(number)) == "staging"
+
+
+def test_an_index_that_no_place_has_is_named(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        night.night(opened, BACK_GROUP)
+        image = restore.find_image(opened, "SG1", "a")
+        places = [site.home / "catalog" / "indexes", site.disk, site.home / "objects"]
+        for found in [path for place in places for path in place.rglob("*chunks")]:
+            found.write_bytes(b"")
+        with pytest.raises(
+            CatalogError, match=f"{image.image} are not what was recorded.*staging: .*folder: "
+        ):
+            bring_back(opened, "SG1/a", tmp_path / "back")
 
 
 def test_a_sample_does_not_clear_a_damaged_copy(make_site: MakeSite) -> None:

@@ -43,7 +43,7 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog_bucket._honest.clear()
 
 
-@pytest.fixture(params=["folder", "tape", "spanned", "cloud"])
+@pytest.fixture(params=["folder", "tape", "spanned", "cloud", "compressed"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -51,10 +51,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def site(kind: str, make_site: MakeSite, request: pytest.FixtureRequest) -> SmallSite:
     """A site with copies at one destination of each kind; a spanned store takes two cartridges."""
-    if kind == "cloud":
+    if kind in ("cloud", "compressed"):
         server: Seaweed = request.getfixturevalue("seaweed")
         text = CLOUD.format(bucket=server.bucket, prefix=server.prefix(), endpoint=server.endpoint)
         site = make_site(copies=())
+        if kind == "compressed":
+            text += 'encode = { compress = "zstd:1" }\n'
         site.write_file(copies=("cloud",), more=text)
         return site
     if kind == "spanned":
@@ -66,7 +68,7 @@ def site(kind: str, make_site: MakeSite, request: pytest.FixtureRequest) -> Smal
 
 
 def name_of(kind: str) -> str:
-    return "tape" if kind == "spanned" else kind
+    return {"spanned": "tape", "compressed": "cloud"}.get(kind, kind)
 
 
 def nights(site: SmallSite, kind: str, *, delivered: tuple[bool, ...]) -> None:
@@ -133,6 +135,24 @@ def test_a_rebuilt_catalog_restores_everything(site: SmallSite, kind: str, night
         assert (again.run, again.result) == ("20261111-TEX-BACK-1", "whole")
 
 
+def test_what_only_lies_elsewhere_is_restored_by_the_side_files_there(
+    make_site: MakeSite, nightferry: Command
+) -> None:
+    site = make_site(copies=("folder", "tape"))
+    clock = HandClock()
+    with site.open(clock) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        deliver_catalog(opened, "folder", clock.now())
+    for copies in (site.home / "objects" / "images").glob("*.SG1.a.L0"):
+        shutil.rmtree(copies)
+    lose(site)
+    assert rebuilt(site, "folder", nightferry, code=3)["lost"] == ["20261110-TEX-BACK-1.SG1.a.L0"]
+    require_restored(site, nightferry)
+    shutil.rmtree(site.home / "returned")
+    (site.home / "vtl").rename(site.home / "away")
+    assert nightferry(site.file, "files", "20261110-TEX-BACK-1.SG1.a.L0").code == 0, "kept for the next time"
+
+
 def test_without_a_copy_of_the_catalog_the_side_files_suffice(
     site: SmallSite, kind: str, nightferry: Command
 ) -> None:
@@ -142,7 +162,9 @@ def test_without_a_copy_of_the_catalog_the_side_files_suffice(
     assert document["begun_from"] == ""
     assert len(document["added"]) == 2  # type: ignore[arg-type]
     with site.open() as opened:
-        assert {copy.state for copy in opened.catalog.all(CopyRecord)} == {"whole"}
+        copies = opened.catalog.all(CopyRecord)
+        assert {copy.state for copy in copies} == {"whole"}
+        assert {"zstd"} & {copy.location.get("encoding") for copy in copies} or kind != "compressed"
         (run,) = opened.catalog.runs()
         assert (run.run, run.back_group, run.window) == ("20261110-TEX-BACK-1", BACK_GROUP, "20261110")
     require_restored(site, nightferry)

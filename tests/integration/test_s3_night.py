@@ -13,7 +13,7 @@ import pytest
 from nightferry.cli.output import dump_json
 from nightferry.destination.s3 import probe
 from nightferry.errors import DestinationError, NightferryError
-from nightferry.ops import restore, verify
+from nightferry.ops import places, restore, verify
 from nightferry.ops.check import check
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result, report_markdown
@@ -139,8 +139,8 @@ def test_a_restore_falls_back_from_an_object_changed_behind_our_back(
         else:
             size = image.size_bytes if fault == "replaced" else 1000
             client.put_object(Bucket=seaweed.bucket, Key=key, Body=b"z" * size)
-        places = [place.source for place in restore.places_of(opened, image)]
-        assert sorted(places) == ["cloud", "folder"]
+        sources = [place.source for place in places.places_of(opened, image)]
+        assert sorted(sources) == ["cloud", "folder"]
         for copy in opened.catalog.copies(image.image):
             if copy.destination == "cloud":
                 result = verify.check_one(opened, copy, sample=1.0, progress=QUIET, cancel=Cancel())

@@ -279,7 +279,7 @@ def test_neither_a_night_nor_verify_asks_for_a_recall_unless_told_to(
     assert {c["state"] for c in ran.document["copies"]} == {"whole"}
     assert all("--recall asks for it" in c["note"] for c in ran.document["copies"])
     ran = nightferry(site.file, "verify", "--copy", "cloud")
-    assert "0 of 2 copies right, 2 archived and not read" in ran.out
+    assert "0 of 2 copies right, 2 out of reach and not read" in ran.out
     assert asks(proxy) == 0
     with site.open(HandClock()) as opened:
         checked = list(verify.verify_copies(opened, "cloud", recalling=True, progress=QUIET, cancel=Cancel()))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,8 @@ def test_a_server_killed_in_the_middle_leaves_no_copy_and_the_rerun_makes_one(
         assert not remote.data(image, "meta.json").exists()
         assert not remote.data(image).exists()
         own_sshd.start()
+        left = opened.destination("remote").leftovers(datetime.max.replace(tzinfo=UTC) - timedelta(days=1))
+        assert [(one.what, one.image) for one in left] == [("unfinished", image)]
         assert night.night(opened, BACK_GROUP).result == "whole"
         assert states(opened, image) == {"remote": "verified"}
         assert sorted(p.name for p in remote.data(image).parent.iterdir()) == sorted(

@@ -85,7 +85,7 @@ class _Instant:
         st.tuples(st.integers(0, 2), st.sampled_from(["append", "append", "refresh", "compact"])), max_size=14
     )
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_interleaving_of_writers_and_compactions_is_one_history(deeds: list[tuple[int, str]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         seen: list[list[Row]] = [[], [], []]

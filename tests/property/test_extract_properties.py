@@ -78,7 +78,7 @@ def take_step(tree: TargetTree, kind: Kind, path: bytes, other: bytes, data: byt
             return tree.make_hardlink(path, other, 5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS, st.sampled_from(["never", "older", "always"]))
 def test_nothing_outside_the_target_changes(
     steps: list[tuple[Kind, bytes, bytes, bytes, bool]], overwrite: Overwrite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nightferry.errors import IntegrityError
@@ -17,8 +17,6 @@ contents = st.one_of(
     st.binary(max_size=2000),
     st.builds(lambda word, times: word * times, st.binary(min_size=1, max_size=9), st.integers(0, 300)),
 )
-# What takes long here is starting threads, which tells nothing on a busy machine.
-patient = settings(deadline=None)
 frame_sizes = st.integers(1, 700)
 
 
@@ -34,7 +32,6 @@ def in_pieces(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     return data, [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-@patient
 @given(in_pieces(), frame_sizes, st.integers(1, 5), st.integers(1, 3), st.data())
 def test_any_range_of_any_bytes_comes_back(
     made: tuple[bytes, list[bytes]], size: int, level: int, threads: int, data: st.DataObject
@@ -52,7 +49,6 @@ def test_any_range_of_any_bytes_comes_back(
                 assert reader.read(offset, length) == plain[offset : offset + length]
 
 
-@patient
 @given(contents.filter(len), frame_sizes, st.data())
 def test_changed_bytes_are_never_handed_out(plain: bytes, size: int, data: st.DataObject) -> None:
     with small_frames(size):
@@ -65,7 +61,6 @@ def test_changed_bytes_are_never_handed_out(plain: bytes, size: int, data: st.Da
             return
 
 
-@patient
 @given(st.binary(max_size=300), st.integers(0, 2000), frame_sizes)
 def test_any_bytes_at_all_are_read_or_refused(noise: bytes, claimed: int, size: int) -> None:
     with small_frames(size):

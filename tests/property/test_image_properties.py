@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightferry.errors import IntegrityError
@@ -123,7 +123,7 @@ def test_a_member_survives_and_its_payload_lies_where_it_must(member: Member, po
 
 
 @given(st.lists(members(), max_size=5))
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+@settings(max_examples=50)
 def test_another_tar_reader_sees_the_same(listed: list[Member]) -> None:
     archive = b""
     kept = []
@@ -225,7 +225,7 @@ rows = st.builds(
 
 
 @given(st.lists(rows, max_size=12, unique_by=lambda row: row.path), st.integers(1, 5))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 def test_an_index_gives_every_row_back_in_order(added: list[IndexRow], spill_rows: int) -> None:
     builder = IndexBuilder(spill_rows=spill_rows)
     for row in added:
@@ -262,7 +262,7 @@ TABLE.update(DATA)
 
 
 @given(st.lists(st.tuples(st.integers(0, len(DATA)), st.integers(0, len(DATA))), max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_checked_ranges_are_the_ranges_and_cost_little(ranges: list[tuple[int, int]]) -> None:
     memory = Memory(DATA)
     reader = CheckedReader(memory, TABLE.table())
@@ -273,7 +273,7 @@ def test_checked_ranges_are_the_ranges_and_cost_little(ranges: list[tuple[int, i
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(0, len(DATA) - 1), st.integers(1, 255))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_wrong_byte_passes(at: int, start: int, flip: int) -> None:
     damaged = bytearray(DATA)
     damaged[at] ^= flip

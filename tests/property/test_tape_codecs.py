@@ -109,6 +109,18 @@ def test_trailers_are_read_back(case: tuple[Trailer, dict[str, bytes]]) -> None:
     assert rest == []
 
 
+@given(trailers())
+def test_a_trailer_without_its_filemark_is_whole_only_where_that_is_looked_for(
+    case: tuple[Trailer, dict[str, bytes]],
+) -> None:
+    first, rest = _reading(render_trailer(*case))
+    rest[-1] = Mark.END_OF_DATA
+    again = iter(rest)
+    with pytest.raises(MediumDamaged, match="no filemark"):
+        read_trailer(first, lambda: next(again), "here")
+    assert read_trailer(first, lambda: rest.pop(0), "here", closed=False)[1] == case[1]
+
+
 @given(trailers(), st.data())
 def test_a_trailer_that_is_cut_off_or_longer_is_not_whole(
     case: tuple[Trailer, dict[str, bytes]], data: st.DataObject

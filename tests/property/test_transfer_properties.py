@@ -8,7 +8,7 @@ from pathlib import Path
 
 import blake3
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightferry.transfer.base import CHUNK_BYTES
@@ -42,7 +42,7 @@ def table_of(data: bytes) -> bytes:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(
     script=st.lists(steps, max_size=6),
     engine=st.sampled_from(ENGINES),
@@ -92,7 +92,7 @@ def test_writer_is_a_bytearray(
             os.close(fd)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(start=st.floats(0, 1), share=st.floats(0, 1), unbuffered=st.booleans())
 def test_reader_is_a_slice(start: float, share: float, unbuffered: bool) -> None:
     with tempfile.NamedTemporaryFile() as file:

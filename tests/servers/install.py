@@ -33,6 +33,7 @@ PROGRAMS = {
     "curl": "curl",
     "xxhsum": "xxhash",
     "b3sum": "b3sum",
+    "openssl": "openssl",
     "tgtd": "tgt",
     "iscsi-inq": "libiscsi-bin",  # and with it the library that nightferry uses
 }

@@ -176,6 +176,7 @@ class ScriptedDrive:
         if self.tape.cleaning:
             # One look while it cleans; then the drive puts it out.
             self.threaded = False
+            self.alerts -= {20, 21}
             return check(CLEANING)
         verbs: dict[int, Callable[[], Answer]] = {
             TEST_UNIT_READY: lambda: Answer(GOOD),

@@ -29,6 +29,7 @@ from nightferry.destination.copies import (
     about,
     data_name,
     location_of,
+    misfit,
     parse_about,
     place_of,
     receipt_of,
@@ -312,8 +313,7 @@ class S3Destination:
         path = f"images/{image}/{data_name(location)}"
         head = self._bucket.head(path)
         if head is None or head.size_bytes != size_bytes:
-            found = "is not there" if head is None else f"has {head.size_bytes} bytes"
-            raise MediumDamaged(f"{self.name}: {path} {found}, {size_bytes} were recorded", subject=image)
+            raise misfit(self.name, path, None if head is None else head.size_bytes, location)
         away = archived(self._bucket, path, head, self._recall)
         if away is not None:
             raise NeedsRecall(

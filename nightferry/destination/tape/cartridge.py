@@ -125,9 +125,13 @@ class Cartridge:
             raise MediumDamaged(f"tape file {file} of {self.barcode} is no trailer", subject=self.barcode)
         return self._finish_trailer(first, file)
 
-    def _finish_trailer(self, first: bytes, file: int) -> tuple[Trailer, dict[str, bytes]]:
+    def _finish_trailer(
+        self, first: bytes, file: int, *, closed: bool = True
+    ) -> tuple[Trailer, dict[str, bytes]]:
         where = f"tape file {file} of {self.barcode}"
-        trailer, members = read_trailer(first, lambda: self.drive.read_record(LONGEST_RECORD), where)
+        trailer, members = read_trailer(
+            first, lambda: self.drive.read_record(LONGEST_RECORD), where, closed=closed
+        )
         this = trailer.this
         if self.label is None or (this.label, this.trailer) != (self.label.label, file):
             raise MediumDamaged(f"the trailer in {where} belongs to another place", subject=self.barcode)
@@ -147,11 +151,14 @@ class Cartridge:
                 raise MediumDamaged(f"the trailers of {self.barcode} do not lead back", subject=self.barcode)
             file = trailer.previous_trailer
 
-    def walk(self, file: int = 1) -> Iterator[tuple[int, Trailer | None, dict[str, bytes], int]]:
+    def walk(
+        self, file: int = 1, *, closed: bool = True
+    ) -> Iterator[tuple[int, Trailer | None, dict[str, bytes], int]]:
         """Every tape file from ``file`` on: number, the whole trailer it is or None, its members, records
         passed.
 
-        Ends behind the last record of the tape; a tape file that no filemark closes is the last one given.
+        Ends behind the last record of the tape; a tape file that no filemark closes is the last one given. A trailer
+        that lacks only its filemark counts as whole unless it must be ``closed``.
         """
         self.seek(file)
         while (first := self.drive.read_record(LONGEST_RECORD)) is not Mark.END_OF_DATA:
@@ -161,7 +168,7 @@ class Cartridge:
                 continue
             if begins_a_trailer(first):
                 try:
-                    found, members = self._finish_trailer(first, file)
+                    found, members = self._finish_trailer(first, file, closed=closed)
                 except MediumDamaged:
                     # What a cut-off writer left behind: it is dead space, passed over like any other.
                     self.seek(file)
@@ -171,16 +178,17 @@ class Cartridge:
                     file += 1
                     continue
             records = bool(first) + self.drive.space_records(_ALL)
-            closed = self.drive.space_filemarks(1) == 1
+            ended = self.drive.space_filemarks(1) == 1
             yield file, None, {}, records
-            if not closed:
+            if not ended:
                 return
             file += 1
 
     def audit(self, record: CartridgeRecord) -> Audit:
         """Proves that the cartridge can be appended to, and finds what the catalog does not know of.
 
-        The tape stands at its end afterwards; an open tape file there was closed by a filemark.
+        The tape stands at its end afterwards; an open tape file there was closed by a filemark. A trailer that lacked
+        only that is whole then, so it is adopted: else the filemark would make a second copy of what is written anew.
 
         Raises:
             MediumDamaged: fewer tape files than the catalog says, or its last trailer cannot be read.
@@ -191,7 +199,7 @@ class Cartridge:
         strange: dict[int, int] = {}
         adopted: list[Trailer] = []
         end = start
-        for file, trailer, _, records in self.walk(start):
+        for file, trailer, _, records in self.walk(start, closed=False):
             end = file + 1
             if trailer is None:
                 strange[file] = records

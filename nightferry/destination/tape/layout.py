@@ -186,7 +186,7 @@ def _head(data: bytes | bytearray) -> tuple[Trailer, int] | None:
 
 
 def read_trailer(
-    first: bytes, read: Callable[[], bytes | Mark], where: str
+    first: bytes, read: Callable[[], bytes | Mark], where: str, *, closed: bool = True
 ) -> tuple[Trailer, dict[str, bytes]]:
     """Reads the rest of a trailer file whose first record was read, and proves it.
 
@@ -194,13 +194,15 @@ def read_trailer(
         first: Its first record.
         read: Reads the next record.
         where: Cartridge and tape file, for messages.
+        closed: It must end with a filemark; else the end of the tape will do.
 
     Returns:
-        The trailer and its members by name. The tape stands behind the trailer's filemark.
+        The trailer and its members by name. The tape stands behind the trailer's filemark, if it has one.
 
     Raises:
         MediumDamaged: it is not a whole trailer.
     """
+    ends = (Mark.FILEMARK,) if closed else (Mark.FILEMARK, Mark.END_OF_DATA)
     try:
         data = bytearray(first)
         head = _head(data)
@@ -210,7 +212,7 @@ def read_trailer(
                 raise ValueError(f"it ends after {len(data)} bytes, at the {record.value}")
             data += record
             head = head or _head(data)
-        if len(data) != head[1] or read() is not Mark.FILEMARK:
+        if len(data) != head[1] or read() not in ends:
             raise ValueError("no filemark where it should end")
         return head[0], _members(bytes(data), head[0])
     except (ValueError, tarfile.TarError) as error:

@@ -44,6 +44,7 @@ class MediumView:
     alerts: tuple[str, ...] = ()
     written: datetime | None = None
     """When something was last written to it."""
+    worm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Media:
             record.errors,
             record.alerts,
             record.written,
+            record.worm,
         )
 
     def view(self, barcode: str) -> MediumView:

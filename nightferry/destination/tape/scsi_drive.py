@@ -8,7 +8,6 @@ drives that space over a filemark without a word. After anything that may have m
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
@@ -21,27 +20,20 @@ from nightferry.destination.tape.drive import (
     Waiting,
     no_waiting,
 )
-from nightferry.destination.tape.scsi_device import QUICK_S, Device, Refused, lacks_medium, meaning
-from nightferry.errors import DestinationError, MediumDamaged, NightferryError, PositionLost, Unavailable
+from nightferry.destination.tape.scsi_device import QUICK_S, Device, Refused
+from nightferry.destination.tape.scsi_ready import UNLOAD_S, wait_until_ready
+from nightferry.errors import DestinationError, MediumDamaged, NightferryError, PositionLost
 from nightferry.scsi import cdb
 from nightferry.scsi.cdb import Over
-from nightferry.scsi.sense import BLANK_CHECK, NOT_READY, Sense
+from nightferry.scsi.sense import BLANK_CHECK, Sense
 from nightferry.scsi.transport import Transport
 
-_log = logging.getLogger(__name__)
-
-_READY_S = 2 * 3600.0
-"""A new LTO-9 cartridge is measured by the drive when first loaded: up to two hours."""
-_POLL_S = 1.0
-_REWIND_S, _MOVE_S, _UNLOAD_S = 1800.0, 3600.0, 1800.0
+_REWIND_S, _MOVE_S = 1800.0, 3600.0
 _WRITE_S, _READ_S = 1800.0, 1800.0
 """Longer than LTO drives ask for (1,560 s for a write, 2,940 s for LOCATE): whoever gives up early does not know
 what became of the command."""
 
 _END_OF_DATA = (0x00, 0x05)
-_BECOMING_READY, _LOAD_NEEDED = 0x01, 0x02
-_NOT_READY_CAUSE = 0x04
-_CLEANING = (0x30, 0x03)
 _ALL = 1 << 62
 
 
@@ -99,7 +91,7 @@ class ScsiDrive:
     def load(self, waiting: Waiting = no_waiting) -> None:
         if self._is_loaded:
             return
-        if not self._wait_until_ready(waiting):
+        if not wait_until_ready(self._device, self._number, self._occupied, waiting, self._clock):
             return
         self._set_mode()
         self._is_loaded, self._is_lost = True, False
@@ -109,54 +101,6 @@ class ScsiDrive:
         except BaseException:
             self._is_loaded = False
             raise
-
-    def _wait_until_ready(self, waiting: Waiting) -> bool:
-        """True: a cartridge is loaded. False: it was a cleaning cartridge, and the drive is done with it."""
-        device = self._device
-        cleaning = False
-        deadline = self._clock.monotonic() + _READY_S
-        # A target that takes LOAD for START STOP UNIT does nothing without the second bit; with it one of them
-        # makes an empty drive ready.
-        asks = [cdb.load_unload(load=True), cdb.load_unload(load=True, eject=True)]
-        while (sense := device.not_ready()) is not None:
-            if sense.key != NOT_READY:
-                raise meaning(sense, device.name) or Unavailable(
-                    f"{device.name} is not ready: {sense}", subject=device.name
-                )
-            needs_load = (sense.asc, sense.ascq) == (_NOT_READY_CAUSE, _LOAD_NEEDED)
-            cleaning |= (sense.asc, sense.ascq) == _CLEANING
-            if lacks_medium(sense) or needs_load:
-                if cleaning:
-                    return False
-                if not asks or not self._occupied():
-                    raise Unavailable(f"drive {self._number} is empty: {sense}", subject=device.name)
-                self._ask(asks.pop(0))
-                continue
-            if (sense.asc, sense.ascq) != _CLEANING and (
-                sense.asc != _NOT_READY_CAUSE or sense.ascq > _BECOMING_READY
-            ):
-                raise Unavailable(
-                    f"{device.name} does not become ready: {sense}",
-                    hint="look at the drive's own panel; a cleaning cartridge or an operator may be needed",
-                    subject=device.name,
-                )
-            if self._clock.monotonic() > deadline:
-                raise Unavailable(
-                    f"{device.name} did not become ready in {_READY_S / 3600:.0f} hours: {sense}",
-                    subject=device.name,
-                )
-            waiting(f"{device.name} is {'being cleaned' if cleaning else 'becoming ready'}")
-            self._clock.sleep(_POLL_S)
-        return True
-
-    def _ask(self, command: bytes) -> None:
-        try:
-            self._device.patiently(command, timeout_s=_UNLOAD_S)
-        except Unavailable:
-            raise
-        except DestinationError as error:
-            # What it means is what TEST UNIT READY says next.
-            _log.info("%s, asked to load: %s", self._device.name, error)
 
     def _set_mode(self) -> None:
         """Variable blocks, buffered; the density stays as the cartridge has it."""
@@ -192,9 +136,9 @@ class ScsiDrive:
         device = self._device
         if device.not_ready() is not None:
             return
-        device.patiently(cdb.load_unload(load=False), timeout_s=_UNLOAD_S)
+        device.patiently(cdb.load_unload(load=False), timeout_s=UNLOAD_S)
         if device.not_ready() is None:
-            device.patiently(cdb.load_unload(load=False, eject=True), timeout_s=_UNLOAD_S)
+            device.patiently(cdb.load_unload(load=False, eject=True), timeout_s=UNLOAD_S)
 
     # -- moving -------------------------------------------------------------------------------
 

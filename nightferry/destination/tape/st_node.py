@@ -31,7 +31,6 @@ class Op(IntEnum):
     WEOF = 5
     REW = 6
     OFFL = 7
-    EOM = 12
     FSF = 1
     SETBLK = 20
     LOAD = 30
@@ -67,10 +66,6 @@ class Status:
     @property
     def behind_filemark(self) -> bool:
         return bool(self.bits & 0x80000000)
-
-    @property
-    def cleaning_requested(self) -> bool:
-        return bool(self.bits & 0x00008000)
 
 
 class TapeNode(Protocol):

@@ -20,7 +20,7 @@ from nightferry.destination.tape.watch import Watch
 from nightferry.errors import MediumDamaged, NoScratch, WriteProtected, WrongCartridge
 from nightferry.model.records import CartridgeRecord, CartridgeState
 from nightferry.progress import Cancel, Progress
-from nightferry.units import format_size
+from nightferry.units import counted, format_size
 
 _log = logging.getLogger(__name__)
 _POLL_S = 5.0
@@ -162,12 +162,13 @@ class Stock:
                 raise NoScratch(
                     f"no scratch cartridge in pool {self.pool.name}: {missing} missing for {left}",
                     subject=self.destination,
-                    hint=f"put {missing} blank cartridges of pool {self.pool.name} into the library",
+                    hint=f"put {counted(missing, 'blank cartridge')} of pool {self.pool.name} into the library",
                 )
             if need.said is None or waited - need.said >= _SAY_EVERY_S:
                 need.said = waited
                 need.progress.say(
-                    f"waiting for {missing} scratch cartridges in pool {self.pool.name}", self.destination
+                    f"waiting for {counted(missing, 'scratch cartridge')} in pool {self.pool.name}",
+                    self.destination,
                 )
             for _ in range(int(_POLL_S / _CANCEL_S)):
                 need.cancel.check()
@@ -213,12 +214,14 @@ class Stock:
             else:
                 self.audit(cartridge, record)
         except (WrongCartridge, MediumDamaged, WriteProtected) as error:
-            if bay.drive.raised(error):
+            # Its switch was looked at: what refuses to be labelled anew is written once.
+            worm = isinstance(error, WriteProtected) and record is not None and record.state == "expired"
+            if bay.drive.raised(error) and not worm:
                 bay.spoiled.add(barcode)
                 if len(bay.spoiled) > 1:
                     raise  # one cartridge after the other: it is the drive
             foreign = isinstance(error, WrongCartridge)
-            self._set_aside(barcode, record, "foreign" if foreign else "full", str(error))
+            self._set_aside(barcode, record, "foreign" if foreign else "full", str(error), worm=worm)
             need.progress.say(f"{error}; it is not written to", self.destination)
             _log.warning("cartridge %s is not written to: %s", barcode, error)
             return None
@@ -271,6 +274,7 @@ class Stock:
 
         Raises:
             WrongCartridge: it holds live images.
+            WriteProtected: it cannot be written; a WORM cartridge that is not blank refuses this.
             ConfigError: barcode or pool cannot stand on a label.
         """
         barcode = cartridge.barcode
@@ -295,7 +299,13 @@ class Stock:
             errors=known.errors if known else 0,
         )
         self.register.record(before)
-        cartridge.write_label(label, self.pages.values())
+        try:
+            cartridge.write_label(label, self.pages.values())
+        except WriteProtected:
+            # Nothing was written: what was known of it holds.
+            if known is not None:
+                self.watch.change(known, worm=known.worm or known.tape_files > 0)
+            raise
         self.keep(
             cartridge,
             before,
@@ -365,7 +375,13 @@ class Stock:
             self.keep(cartridge, cartridge.entry, note=settled(cartridge.entry.note))
 
     def _set_aside(
-        self, barcode: str, record: CartridgeRecord | None, state: CartridgeState, note: str
+        self,
+        barcode: str,
+        record: CartridgeRecord | None,
+        state: CartridgeState,
+        note: str,
+        *,
+        worm: bool = False,
     ) -> None:
         if record is None:
             record = CartridgeRecord(
@@ -375,7 +391,7 @@ class Stock:
                 state=state,
                 at=self._clock.now(),
             )
-        self.watch.change(record, state=state, note=note)
+        self.watch.change(record, state=state, note=note, worm=worm or record.worm)
 
     def recover(self, bay: Bay, barcode: str, cancel: Cancel) -> bool:
         """Looks at the end of a cartridge that a stopped process was writing; False while another process

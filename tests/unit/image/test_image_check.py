@@ -1,4 +1,4 @@
-"""The full check finds every lie; salvage keeps what a cut left."""
+"""The full check, which other tests rely on, finds every lie."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from blake3 import blake3
 
 from nightferry.errors import Cancelled, IntegrityError
-from nightferry.image.check import check_image, salvage
 from nightferry.image.format import ImageEnd
 from nightferry.image.index import IndexRow
 from nightferry.image.index_builder import IndexBuilder
 from nightferry.image.reader import ImageReader
-from nightferry.image.writer import ImageSummary, ImageWriter
+from nightferry.image.writer import ImageSummary
 from nightferry.source.files import FilesSource
 from nightferry.transfer.reading import FileReader
-from tests.imaging import content, open_image, write_image, write_source
+from tests.imaging import open_image, write_image, write_source
+from tests.support.image_check import check_image
 
 MIB = 1 << 20
 
@@ -141,47 +141,3 @@ def test_an_index_of_another_image_is_found(made: tuple[Path, ImageSummary], tmp
     other = write_image(tmp_path / "o.tar", lambda image: image.add_stream(b"f", [b"x"]))
     with pytest.raises(IntegrityError, match="not the image's own"):
         check_image(ImageReader(FileReader(made[0]), index=other.index))
-
-
-def test_salvage_of_a_whole_image_keeps_everything(made: tuple[Path, ImageSummary]) -> None:
-    path, summary = made
-    found = salvage(FileReader(path), summary.chunks)
-    assert found.reason == ""
-    assert found.header is not None
-    assert [row.path for row in found.image.index] == [row.path for row in open_image(path).index]
-    for name in (b"a", b"big", b"holes", b"link"):
-        assert content(found.image, name) == content(open_image(path), name)
-    row = found.image.index.lookup(b"link")
-    assert row is not None
-    assert found.image.attributes(row).xattrs == ((b"user.x", b"y"),)
-
-
-def test_salvage_of_a_cut_image_keeps_the_complete_members(made: tuple[Path, ImageSummary]) -> None:
-    path, _ = made
-    big = open_image(path).index.lookup(b"big")
-    assert big is not None
-    os.truncate(path, big.payload_offset + MIB)
-    found = salvage(FileReader(path))
-    assert [row.path for row in found.image.index] == [b".", b"a"]
-    assert (found.cut_at, found.lost) == (big.offset, b"big")
-    assert "cut off" in found.reason
-    assert content(found.image, b"a") == b"a" * 700
-
-
-@pytest.mark.parametrize("cut", [0, 100, 600, 1024])
-def test_salvage_of_nothing_says_so(made: tuple[Path, ImageSummary], cut: int) -> None:
-    os.truncate(made[0], cut)
-    with pytest.raises(IntegrityError, match="nothing can be salvaged"):
-        salvage(FileReader(made[0]))
-
-
-def test_salvage_takes_the_stores_own_nightferry_files_for_data(tmp_path: Path) -> None:
-    def fill(image: ImageWriter) -> None:
-        image.add_stream(b".nightferry/index.parquet", [b"mine"])
-        image.add_stream(b"after", [b"x"])
-
-    summary = write_image(tmp_path / "i.tar", fill)
-    os.truncate(tmp_path / "i.tar", summary.size_bytes - 2048)
-    found = salvage(FileReader(tmp_path / "i.tar"))
-    assert [row.path for row in found.image.index] == [b".nightferry/index.parquet", b"after"]
-    assert content(found.image, b".nightferry/index.parquet") == b"mine"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from nightferry.errors import Cancelled, IntegrityError, SourceError
-from nightferry.image.check import check_image
 from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageWriter
 from nightferry.transfer.direct import DirectWriter
 from tests.imaging import content, gnu_extract, gnu_tar, open_image, output, require_program, write_image
+from tests.support.image_check import check_image
 
 MIB = 1 << 20
 

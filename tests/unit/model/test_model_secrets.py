@@ -5,7 +5,7 @@ import os
 import pytest
 
 from nightferry.errors import ConfigError
-from nightferry.model.secrets import resolve_secret
+from nightferry.model.secrets import resolve_secret, use_blocks
 
 PLANTED = "hunter2-planted"
 
@@ -50,8 +50,12 @@ def test_an_empty_or_missing_secret_is_refused(tmp_path):
             resolve_secret(reference, environ={"EMPTY": ""})
 
 
-def test_blocks_are_resolved_by_the_caller_alone():
-    assert resolve_secret("block:nas", block=lambda name: f"of {name}").get_secret_value() == "of nas"
+def test_blocks_are_read_as_who_knows_them_said():
+    try:
+        use_blocks(lambda name: f"of {name}")
+        assert resolve_secret("block:nas").get_secret_value() == "of nas"
+    finally:
+        use_blocks(None)
     with pytest.raises(ConfigError, match="Prefect"):
         resolve_secret("block:nas")
 

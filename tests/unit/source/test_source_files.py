@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from nightferry.errors import Cancelled, ConfigError, StoreUnreadable
-from nightferry.image.check import check_image
 from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.progress import Cancel, Quiet
 from nightferry.source import files
 from nightferry.source.files import FilesSource
 from tests.imaging import content, gnu_extract, open_image, output, write_image, write_source
+from tests.support.image_check import check_image
 
 MIB = 1 << 20
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: owners and devices")

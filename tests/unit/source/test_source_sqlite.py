@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from nightferry.errors import Cancelled, ConfigError, StagingFull, StoreUnreadable
-from nightferry.image.check import check_image
 from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageSummary
 from nightferry.progress import QUIET, Cancel
 from nightferry.source import sqlite
 from nightferry.source.sqlite import SqliteSource
 from tests.imaging import content, open_image, output, write_image, write_source
+from tests.support.image_check import check_image
 
 WRITER = """
 import sqlite3, sys

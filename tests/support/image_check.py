@@ -1,19 +1,18 @@
-"""Reading an image from its first byte to its last: the full check, and what a cut-off image still holds."""
+"""Reading an image from its first byte to its last, and comparing all that can be compared."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow.compute as pc
 from blake3 import blake3
 
 from nightferry.errors import IntegrityError
-from nightferry.image.format import END_PATH, HEADER_PATH, INDEX_COMMENT, INDEX_PATH, TAIL_BYTES, ImageHeader
+from nightferry.image.format import END_PATH, INDEX_COMMENT, INDEX_PATH, TAIL_BYTES
 from nightferry.image.index import FIELDS, ROWS_PER_GROUP, Index, IndexRow, rows_of
-from nightferry.image.index_builder import IndexBuilder
 from nightferry.image.reader import ImageReader
-from nightferry.image.tar import BLOCK, Decoded, Member, decode_header, padding
+from nightferry.image.tar import BLOCK, Decoded, decode_header, padding
 from nightferry.transfer.base import ByteReader
 
 
@@ -24,23 +23,6 @@ class CheckReport:
     members: int
     payload_bytes: int
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Salvaged:
-    """What a cut-off image still holds.
-
-    ``image`` reads its complete members by a rebuilt index, whose rows have no BLAKE3: only a chunk table
-    proves them. ``header`` is None when the first member is not one. ``cut_at`` is the offset of the first
-    member that is not complete; ``lost`` its path, empty when its header is not readable; ``reason`` is empty
-    when the tar ends as it should.
-    """
-
-    image: ImageReader
-    header: ImageHeader | None
-    cut_at: int
-    lost: bytes
-    reason: str
 
 
 def check_image(image: ImageReader, *, tick: Callable[[int], None] | None = None) -> CheckReport:
@@ -102,46 +84,6 @@ def check_image(image: ImageReader, *, tick: Callable[[int], None] | None = None
         raise IntegrityError(f"the image's tar ends at byte {walk.at}, before its end")
     walk.zeros(2 * BLOCK)
     return CheckReport(members, payload_bytes, image.size_bytes)
-
-
-def salvage(reader: ByteReader, chunks: bytes | None = None) -> Salvaged:
-    """Rebuilds an index by walking the tar headers, up to where the image was cut off or damaged.
-
-    Reads headers only; nothing is written. Rows without a member (vanished, unreadable) and columns that only
-    the index has (ctime, inode, digests ...) are gone. Memory: one row a file.
-
-    Args:
-        reader: What is left of the image.
-        chunks: Its chunk table, if it fits what is left.
-
-    Raises:
-        IntegrityError: not even one member is readable.
-    """
-    source = ImageReader(reader, chunks).reader
-    builder = IndexBuilder()
-    files: dict[bytes, IndexRow] = {}
-    at, lost, reason = 0, b"", ""
-    header: ImageHeader | None = None
-    try:
-        while at < source.size_bytes:
-            found = decode_header(source.read, at, source.size_bytes)
-            if found is None:
-                break
-            ours = found.member.comment.startswith(INDEX_COMMENT) and found.member.path == INDEX_PATH
-            if at == 0 and found.member.path == HEADER_PATH:
-                header = ImageReader(source).header
-            elif not ours:
-                builder.add(_salvaged_row(found, files))
-            at = found.end
-            if ours:
-                break
-    except IntegrityError as error:
-        reason = error.message
-        lost = _path_at(source, at)
-    if at == 0:
-        builder.close()
-        raise IntegrityError(f"nothing can be salvaged: {reason or 'the image is empty'}")
-    return Salvaged(ImageReader(source, index=builder.finish()), header, at, lost, reason)
 
 
 class _Walk:
@@ -238,52 +180,3 @@ def _compare(found: Decoded, row: IndexRow) -> None:
     )
     if not same:
         raise IntegrityError(f"{member.path!r} at byte {found.offset} is not what the index says")
-
-
-def _salvaged_row(found: Decoded, files: dict[bytes, IndexRow]) -> IndexRow:
-    member: Member = found.member
-    row = IndexRow(
-        path=member.path,
-        type=member.type,
-        link_target=member.link_target or None,
-        size=member.size,
-        mode=member.mode,
-        uid=member.uid,
-        gid=member.gid,
-        uname=member.uname,
-        gname=member.gname,
-        mtime_ns=member.mtime_ns,
-        attributes_digest=member.attributes.digest(),
-        sparse=member.segments,
-        offset=found.offset,
-        length=found.end - found.offset,
-        payload_offset=found.payload_offset,
-        payload_length=found.payload_bytes,
-    )
-    if member.type == "file":
-        files[member.path] = row
-    elif member.type == "hardlink" and member.link_target in files:
-        first = files[member.link_target]
-        row = replace(
-            row,
-            size=first.size,
-            sparse=first.sparse,
-            payload_offset=first.payload_offset,
-            payload_length=first.payload_length,
-            attributes_digest=first.attributes_digest,
-        )
-    return row
-
-
-def _path_at(reader: ByteReader, offset: int) -> bytes:
-    """The path in the extended header at ``offset``; empty when it cannot be read."""
-    try:
-        head = reader.read(offset, min(reader.size_bytes - offset, 8 * BLOCK))
-    except IntegrityError:
-        return b""
-    for keyword in (b" GNU.sparse.name=", b" path="):
-        start = head.find(keyword)
-        end = head.find(b"\n", start)
-        if 0 <= start < end:
-            return head[start + len(keyword) : end].removesuffix(b"/")
-    return b""
