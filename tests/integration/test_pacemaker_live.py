@@ -98,6 +98,38 @@ def test_nothing_moves_while_the_gate_is_held(cluster: PacemakerServer, site: Cl
     stands_still(site)
 
 
+def test_a_node_without_the_disk_says_whose_work_it_is_and_touches_nothing(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    cluster.shell(ACTIVE, f"mv {MOUNTS[MAIL]}/ledger.db {MOUNTS[MAIL]}/away")
+    ended(site.step(ACTIVE, "one"), saying="failed ledger")
+    run = site.asked(ALTERNATE, "runs")["runs"][0]["run"]
+    for words, said in (
+        (
+            ("gate", "approve", run, "--store", "SG1/ledger", "--reason", "a test"),
+            "an approval for TEX-BACK-1",
+        ),
+        (("cluster", "move", BACK), "the gate of TEX-BACK-1"),
+        (("restore", "store", "SG1/docs", "--to", str(site.root / "x")), "from the disk of TEX-BACK-1"),
+        (("restore", "store", "SG1/docs", "--in-place", "--yes"), "restoring SG1/docs in place"),
+        (("copy", "--missing", "--to", "objects"), "is the work of"),
+    ):
+        refused = site.nightferry(ALTERNATE, *words)
+        assert refused.returncode == 50, (words, refused.stdout, refused.stderr)
+        assert said in refused.stdout + refused.stderr
+        assert f"is the work of {ACTIVE}; this is {ALTERNATE}" in refused.stdout + refused.stderr
+    assert site.nightferry(ALTERNATE, "gate", "show").returncode == 50
+    (docs, _) = site.asked(ALTERNATE, "status")["stores"]
+    assert (docs["colour"], docs["staged"]) == ("amber", True)
+    (disk,) = site.asked(ALTERNATE, "cluster", "view")["disks"]
+    assert (disk["owner"], disk["epoch"], disk["seen"]) == (ACTIVE, 1, False)
+    found = {f["id"]: f["text"] for f in site.asked(ALTERNATE, "check")["findings"]}
+    assert f"its stores and its disk /srv/back1 are not on {ALTERNATE}" in found["NF-NODE-007"]
+    assert not [name for name in found if name.startswith(("NF-STORE", "NF-STAGE"))]
+    assert [cluster.shell(ALTERNATE, f"ls -A {mount}") for mount in MOUNTS.values()] == ["", ""]
+    stands_still(site)
+
+
 def test_targets_that_cannot_take_it_are_refused_and_nothing_changes(
     cluster: PacemakerServer, site: ClusterSite
 ) -> None:
