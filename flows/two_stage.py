@@ -27,7 +27,7 @@ from nightferry.ops.stage import lost_images
 from nightferry.ops.stream import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success
-from tasks.place import at
+from tasks.place import at, require_published
 
 MOST_FAILOVERS = 5
 """How often stage one follows the service to another node within a night."""
@@ -70,6 +70,8 @@ def two_stage_backup(
     with at_work():
         here = opened(site)
         progress = PrefectProgress()
+        if here.here is not None and stage != "one":
+            require_published(here, site)  # stage two will be another node's, and must not be refused only then
         # A node whose clock is behind the schedule's would find itself in the night before.
         moment = max(here.clock.now(), flow_run.get_scheduled_start_time())
         try:

@@ -93,11 +93,16 @@ def at(node: str, flow: Flow[..., Any], site: Site, /, key: str, **parameters: A
     here = opened(site)
     if is_here(here, node):
         return part(flow, site, **parameters)
-    _require_published(here, site)
+    require_published(here, site)
     return _Elsewhere(here, node, flow, key, parameters).state()
 
 
-def _require_published(here: OpenSite, site: Site) -> None:
+def require_published(here: OpenSite, site: Site) -> None:
+    """Looks before the first step, where a later one will be another node's.
+
+    Raises:
+        ConfigError: the site is not published as it is here.
+    """
     name = document_name(here.site)
     if Site.of(name).digest != site.digest:
         raise ConfigError(

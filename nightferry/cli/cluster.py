@@ -12,6 +12,7 @@ from nightferry.cli.session import current
 from nightferry.errors import ConfigError, GateClosed
 
 if TYPE_CHECKING:
+    from nightferry.cluster.base import ClusterView
     from nightferry.plan.layout import Layout
 
 app = App(name="cluster", help="Nodes, groups, and the gated move.")
@@ -48,7 +49,7 @@ def view() -> None:
     fencing = {True: "on", False: "OFF", None: "unknown"}[seen.fencing]
     session.out.result(
         {"cluster": seen, "disks": disks},
-        f"{seen.kind}: {'quorum' if seen.quorate else 'NO QUORUM'}, fencing {fencing}",
+        f"{seen.kind}: {_quorum(seen)}, fencing {fencing}",
         *(f"left over: {text}" for text in seen.leftovers),
         table(
             ["node", "role", "usable", "note"],
@@ -165,6 +166,12 @@ def move(
                 assert run is not None  # noqa: S101 - refused above
                 node = ops.to_passive(here, run, to=to, progress=session.out.progress, cancel=session.cancel)
     session.out.result({"back_group": name, "node": node}, f"{name} is on {node}")
+
+
+def _quorum(seen: ClusterView) -> str:
+    if not seen.quorate:
+        return "NO QUORUM"
+    return "quorum" if seen.kind == "pacemaker" else "quorum not asked for"
 
 
 def _token(disk: Mapping[str, Any]) -> str:

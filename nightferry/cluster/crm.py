@@ -12,9 +12,6 @@ from typing import NoReturn
 
 from nightferry.errors import ClusterError
 
-FENCING_OFF = ("false", "0", "no", "off", "n")
-"""How a CIB writes an untrue property. Source: Pacemaker Explained, cluster options (boolean)."""
-
 
 @dataclass(frozen=True, slots=True)
 class CrmNode:

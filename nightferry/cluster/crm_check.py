@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from nightferry.model.nodes import NodeSpec
 
 INFINITY = 1_000_000
 """Source: Pacemaker Explained, scores."""
+
+SHORTEST_STOP_S = 10.0
+"""Our processes have five seconds to close their files; ending those that do not takes a little longer."""
 
 AGENT = f"ocf:nightferry:{READER_AGENT}"
 
@@ -110,7 +114,7 @@ def _reader_agent(name: str, configured: Configured) -> Iterator[Finding]:
                 f"{name}: {agent.name} comes before {members[last_disk].name}, so it stops after the unmounting",
                 f"make {agent.name} the last member of {name}",
             )
-        yield from _right_group(agent, name)
+        yield from _well_set(agent, name)
         return
     outside = [
         p
@@ -161,7 +165,7 @@ def installed(configured: Configured, agents: Path) -> Iterator[Finding]:
             )
 
 
-def _right_group(agent: Primitive, name: str) -> Iterator[Finding]:
+def _well_set(agent: Primitive, name: str) -> Iterator[Finding]:
     given = agent.parameters.get("group", "")
     if given != name:
         yield Finding(
@@ -169,6 +173,15 @@ def _right_group(agent: Primitive, name: str) -> Iterator[Finding]:
             "fail",
             f"{agent.name} of {name} has group={given or 'nothing'}: it asks nobody who works on {name}",
             f"`crm_resource --resource {agent.name} --set-parameter group --parameter-value {name}`",
+        )
+    stop = agent.timeouts.get("stop", "")
+    given_s = seconds(stop)
+    if given_s is not None and given_s < SHORTEST_STOP_S:
+        yield Finding(
+            "NF-CLUSTER-029",
+            "fail",
+            f"{agent.name} of {name} has {stop} to stop, and may need {SHORTEST_STOP_S:.0f} s: cut off, the stop fails",
+            f"`pcs resource update {agent.name} op stop timeout=20s`",
         )
 
 
@@ -224,6 +237,17 @@ def stickiness(name: str, configured: Configured) -> Iterator[Finding]:
             "stage two, else the group would go back at once",
             f"give {name} more resource-stickiness, or its preference a lower score",
         )
+
+
+def seconds(text: str) -> float | None:
+    """A timeout as a number; None for what is none, and the cluster's own counts."""
+    found = re.fullmatch(r"(\d+)\s*(ms|msec|s|sec|m|min|h|hr)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        return None
+    unit = (found[2] or "s").lower()
+    return (
+        int(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}["ms" if unit[:2] == "ms" else unit[0]]
+    )
 
 
 def score(text: str) -> int:

@@ -210,9 +210,14 @@ def move_ungated(
     opened: OpenSite, back_group: str, to: str, reason: str, *, progress: Progress, cancel: Cancel
 ) -> str:
     """Maintenance: not through the gate, but still verified and never while somebody reads. Who and why go
-    into the owner token and the catalog. A blank disk in the place of the one we knew is taken into use."""
+    into the catalog before anything moves, and into the owner token where the disk is taken here. A blank disk in
+    the place of the one we knew is taken into use."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     run = f"maintenance by {operator()}: {reason}"
+    known = opened.catalog.owner(back_group)
+    if known is not None and opened.here not in (None, to):
+        # The node that the disk goes to takes it later, for other work.
+        opened.catalog.append(known.model_copy(update={"run": run, "at": opened.clock.now()}))
     with _hooked(opened, back_group, to, run, progress=progress, cancel=cancel):
         node = _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
     settle(opened, back_group, progress=progress)

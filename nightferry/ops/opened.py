@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -27,19 +28,18 @@ from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.cluster.reader_agent import working_on
 from nightferry.destination.base import Destination
-from nightferry.errors import CatalogError, ClusterError, NotOwner, Unavailable
-from nightferry.model.destinations import Destination as DestinationSettings
-from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
+from nightferry.errors import CatalogError, ClusterError, NotOwner
 from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
 from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
-from nightferry.model.records import CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.model.records import CartridgeRecord, ImageRecord, RunRecord
 from nightferry.model.redact import redacted
 from nightferry.model.site import Site
 from nightferry.model.stores import Group
-from nightferry.ops.register import CatalogConstraints, CatalogRegister
-from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
+from nightferry.ops.destinations import open_destination, speed_of
+from nightferry.ops.register import CatalogConstraints
+from nightferry.plan.restore_order import Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.ring import RingSettings
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from nightferry.ops.ownership import Watch
     from nightferry.ops.run import BorrowedLock
 
-DEFAULT_STREAMS = 4
-"""Images written to a folder at once when the site file does not say."""
+SEEN_S = 5.0
+"""How old an answer of the cluster may be in a list."""
 
 
 class OpenSite:
@@ -82,16 +82,17 @@ class OpenSite:
         self.site: Site = loaded.site
         self.clock = clock
         self.progress = progress
-        self._cancel = cancel or Cancel()
+        self.cancel = cancel or Cancel()
         self.site.require_delivered()
         self.host = socket.gethostname()
         self._closing = ExitStack()
-        self._is_lost = catalog is not None
+        self.is_lost = catalog is not None
         self.catalog = catalog if catalog is not None else self._open_catalog()
         self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
         self._throttles: dict[str, Throttle] = {}
+        self._seen: dict[str, tuple[float, bool]] = {}
         self.held: dict[str, RunLock | BorrowedLock] = {}
         """BACK groups whose run lock this process holds, or works under; see ``ops.run.run_lock``."""
         self.watches: dict[str, Watch] = {}
@@ -250,12 +251,20 @@ class OpenSite:
         )
 
     def keeps(self, image: ImageRecord) -> bool:
-        """Whether staging has the image; of a disk that is on another node the catalog tells."""
-        if self.is_staged(image):
-            return True
+        """Whether staging has the image, for lists; of a disk that is on another node the catalog tells."""
+        if self.catalog.freed(image.image):
+            return False
         back_group = self.back_group_of(image)
         known = any(b.name == back_group for b in self.site.back_groups)
-        return known and not self.sees(back_group) and not self.catalog.freed(image.image)
+        return self.is_staged(image) or (known and not self.saw(back_group))
+
+    def saw(self, back_group: str) -> bool:
+        """As ``sees``, for lists of many images: the cluster is asked once in some seconds."""
+        at, answer = self._seen.get(back_group, (float("-inf"), False))
+        if time.monotonic() - at > SEEN_S:
+            answer = self.sees(back_group)
+            self._seen[back_group] = time.monotonic(), answer
+        return answer
 
     def require_disk(self, back_group: str, what: str) -> None:
         """Raises:
@@ -291,7 +300,7 @@ class OpenSite:
         """The opened destination; the same object for all threads of this process."""
         with self._lock:
             if name not in self._destinations:
-                self._destinations[name] = self._open_destination(self.site.destination(name))
+                self._destinations[name] = open_destination(self, self.site.destination(name))
             return self._destinations[name]
 
     def close_destination(self, name: str) -> None:
@@ -350,7 +359,7 @@ class OpenSite:
 
     def speeds(self) -> dict[str, Speed]:
         """What each destination can be expected to do, to choose where to restore from."""
-        return {d.name: _speed(d) for d in self.site.destinations}
+        return {d.name: speed_of(d) for d in self.site.destinations}
 
     def pages(self) -> dict[str, bytes]:
         """What a cartridge that is found has to say of itself: how to read it, and what the site was."""
@@ -410,93 +419,10 @@ class OpenSite:
             return Catalog.create(path, node=self.host, clock=self.clock)
         return Catalog(path, node=self.host, clock=self.clock)
 
-    def _holds_copies(self, name: str) -> bool:
-        """Whether copies at a destination are on record that may be there, or the records are lost."""
-        held = ("whole", "verified", "suspect", "damaged")
-        return self._is_lost or any(
-            copy.destination == name and copy.state in held for copy in self.catalog.all(CopyRecord)
-        )
-
-    def _shared_locks(self) -> Path | None:
-        """A folder that every node of the site sees, for locks; None when the catalog is no folder."""
-        path = self.site.catalog_path
-        return None if path is None else path / "locks"
-
-    def _require_known(self, name: str, made_once: Path) -> None:
-        """What a destination's first copy made must still be there; else a folder without its disk would be
-        filled, and whole copies taken for damaged ones.
-
-        Raises:
-            Unavailable: the destination holds copies, and ``made_once`` is not there.
-        """
-        if not made_once.exists() and self._holds_copies(name):
-            raise Unavailable(
-                f"destination {name} holds copies, and {made_once} is not there",
-                hint="mount its disk; what is owed is delivered by the next run",
-                subject=name,
-            )
-
-    def _open_destination(self, settings: DestinationSettings) -> Destination:
-        match settings:
-            case TapeSettings():
-                from nightferry.destination.tape.library import TapeDestination
-                from nightferry.destination.tape.pool import Pool
-                from nightferry.ops.libraries import open_library
-
-                library = settings.library
-                if isinstance(library, VirtualLibrary):
-                    self._require_known(settings.name, library.path / "library.json")
-                pool = Pool(
-                    settings.pool.name,
-                    settings.pool.barcodes,
-                    settings.pool.autolabel,
-                    settings.pool.wait_for_media,
-                    settings.pool.cleaning,
-                )
-                return TapeDestination(
-                    settings.name,
-                    open_library(library, self._shared_locks(), self.clock),
-                    pool,
-                    CatalogRegister(self.catalog, settings.name),
-                    clock=self.clock,
-                    cancel=self._cancel,
-                    tell=lambda text: self.progress.say(text, settings.name),
-                    buffer_bytes=settings.buffer_bytes,
-                    pages=self.pages(),
-                )
-            case FsspecSettings():
-                from nightferry.destination.fsspec import FsspecDestination
-
-                return FsspecDestination(
-                    settings.name,
-                    settings.url,
-                    lanes=settings.streams or DEFAULT_STREAMS,
-                    options=settings.options,
-                    holds_copies=self._holds_copies(settings.name),
-                )
-            case S3Settings():
-                from nightferry.destination.s3.destination import open_s3
-
-                return open_s3(settings, clock=self.clock, lanes=settings.streams or DEFAULT_STREAMS)
-            case _:
-                assert_never(settings)
-
 
 def recovery_page() -> bytes:
     """How to read a cartridge without nightferry; it goes onto each."""
     return (resources.files("nightferry.destination.tape") / "recovery.md").read_bytes()
-
-
-def _speed(settings: DestinationSettings) -> Speed:
-    match settings:
-        case TapeSettings():
-            return TAPE_SPEED
-        case S3Settings():
-            return ARCHIVE_SPEED if settings.archives else OBJECT_SPEED
-        case FsspecSettings():
-            return FOLDER_SPEED if settings.scheme == "file" else OBJECT_SPEED
-        case _:
-            assert_never(settings)
 
 
 def operator() -> str:

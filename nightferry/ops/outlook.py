@@ -237,7 +237,7 @@ def is_here(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether the disk that the image was staged on is mounted on this node."""
     back_group = opened.back_group_of(image)
     disk = next((b.path for b in opened.site.back_groups if b.name == back_group), None)
-    return disk is not None and (disk / FOLDER).is_dir() and opened.sees(back_group)
+    return disk is not None and (disk / FOLDER).is_dir() and opened.saw(back_group)
 
 
 def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:

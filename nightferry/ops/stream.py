@@ -157,13 +157,14 @@ def owed(opened: OpenSite, back_group: str) -> list[Owed]:
     stays on staging until its run is settled. A node that does not have the disk goes by the catalog alone.
     """
     opened.catalog.refresh()
+    sees = opened.sees(back_group)
     groups = {g.name: g for g in opened.site.groups}
     found = []
     for image in reversed(opened.catalog.images()):
         group = groups.get(image.group)
         if group is None or opened.back_group_of(image) != back_group:
             continue
-        if not opened.keeps(image):
+        if not (opened.is_staged(image) if sees else not opened.catalog.freed(image.image)):
             continue
         if image.state != "whole" and not opened.catalog.accepted(image):
             continue

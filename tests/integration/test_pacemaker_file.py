@@ -276,6 +276,13 @@ FINDINGS = {
         "NF-CLUSTER-029",
         "fail",
     ),
+    "a reader agent without time to stop": (
+        lambda crm: crm.edit(
+            ".//primitive[@id='mail1-reader']/operations/op[@name='stop']", timeout="5000ms"
+        ),
+        "NF-CLUSTER-029",
+        "fail",
+    ),
     "no reader agent on this node": (
         lambda crm: (crm.agents / "nightferry/nightferry-reader").unlink(),
         "NF-CLUSTER-029",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nightferry.ops.opened import OpenSite
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, NODES, PRIMARY, PacemakerServer
 from tests.support.cluster_site import ClusterSite
 
@@ -93,6 +95,38 @@ def test_nothing_moves_while_the_gate_is_held(cluster: PacemakerServer, site: Cl
         refused = site.nightferry(ACTIVE, *words)
         assert refused.returncode == 50, refused.stderr
     assert site.step(ACTIVE, "two").returncode == 50
+    stands_still(site)
+
+
+def test_a_node_without_the_disk_says_whose_work_it_is_and_touches_nothing(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    cluster.shell(ACTIVE, f"mv {MOUNTS[MAIL]}/ledger.db {MOUNTS[MAIL]}/away")
+    ended(site.step(ACTIVE, "one"), saying="failed ledger")
+    run = site.asked(ALTERNATE, "runs")["runs"][0]["run"]
+    for words, said in (
+        (
+            ("gate", "approve", run, "--store", "SG1/ledger", "--reason", "a test"),
+            "an approval for TEX-BACK-1",
+        ),
+        (("cluster", "move", BACK), "the gate of TEX-BACK-1"),
+        (("restore", "store", "SG1/docs", "--to", str(site.root / "x")), "from the disk of TEX-BACK-1"),
+        (("restore", "store", "SG1/docs", "--in-place", "--yes"), "restoring SG1/docs in place"),
+        (("copy", "--missing", "--to", "objects"), "is the work of"),
+    ):
+        refused = site.nightferry(ALTERNATE, *words)
+        assert refused.returncode == 50, (words, refused.stdout, refused.stderr)
+        assert said in refused.stdout + refused.stderr
+        assert f"is the work of {ACTIVE}; this is {ALTERNATE}" in refused.stdout + refused.stderr
+    assert site.nightferry(ALTERNATE, "gate", "show").returncode == 50
+    (docs, _) = site.asked(ALTERNATE, "status")["stores"]
+    assert (docs["colour"], docs["staged"]) == ("amber", True)
+    (disk,) = site.asked(ALTERNATE, "cluster", "view")["disks"]
+    assert (disk["owner"], disk["epoch"], disk["seen"]) == (ACTIVE, 1, False)
+    found = {f["id"]: f["text"] for f in site.asked(ALTERNATE, "check")["findings"]}
+    assert f"its stores and its disk /srv/back1 are not on {ALTERNATE}" in found["NF-NODE-007"]
+    assert not [name for name in found if name.startswith(("NF-STORE", "NF-STAGE"))]
+    assert [cluster.shell(ALTERNATE, f"ls -A {mount}") for mount in MOUNTS.values()] == ["", ""]
     stands_still(site)
 
 
@@ -297,6 +331,51 @@ def test_an_owner_killed_during_stage_two_is_followed_to_the_new_one(
     cluster.until(lambda seen: seen.groups[BACK] not in (None, ALTERNATE), "failover")
     stage_two(site, PRIMARY)
     site.require_whole(PRIMARY)
+
+
+def copies_missing(here: OpenSite) -> Counter[str]:
+    """By run, how many copies of its images are not verified."""
+    return Counter(
+        image.run
+        for image in here.catalog.images()
+        for destination in ("tape", "objects")
+        if not any(
+            (copy.destination, copy.state) == (destination, "verified")
+            for copy in here.catalog.copies(image.image)
+        )
+    )
+
+
+def test_the_next_night_waits_for_the_reader_and_takes_the_disk_back_with_what_is_still_owed(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    ended(site.step(ACTIVE, "one"))
+    assert site.nightferry(ACTIVE, "cluster", "move", BACK).returncode == 0
+    with site.led_step(ALTERNATE, "two", "copy written") as older:
+        read_until(older, "stopped before copy written")
+        with site.led_step(ACTIVE, "next") as newer:
+            read_until(newer, "waiting for run ")
+            # Not even by hand, while it is read from.
+            by_hand = site.nightferry(
+                ALTERNATE, "cluster", "move", BACK, "--to", ACTIVE, "--ungated", "--reason", "a test"
+            )
+            assert by_hand.returncode == 10, by_hand.stderr
+            assert cluster.mounted(BACK) == [ALTERNATE]
+            drained, _ = older.communicate("\n", timeout=60)
+            assert "ended drained" in drained
+            said, _ = newer.communicate(timeout=120)
+    assert "said moving TEX-BACK-1 from TEX-PASS-2 to TEX-ACTV-1" in said
+    assert cluster.mounted(BACK) == [ACTIVE]
+    with site.opened() as here:
+        newest, first = here.catalog.runs(BACK)
+        assert (first.state, first.result) == ("ended", "partial")
+        missing = copies_missing(here)
+    assert missing == {first.run: 3, newest.run: 4}
+    stage_two(site)
+    site.require_whole()
+    with site.opened() as here:
+        assert copies_missing(here) == {}
+    assert (cluster.fenced, cluster.look().failures) == ([], [])
 
 
 def test_of_two_coordinators_one_moves_and_the_other_is_busy(

@@ -1,7 +1,8 @@
 """A site on the live Pacemaker cluster: its stores on the MAIL group's disk, staging on the BACK group's.
 
 Run as a program on a node it does one step of a night at the ops layer, as the flows do there:
-``python cluster_site.py SITE_FILE one|two|new [POINT]``. With a point it stops before the one of that name
+``python cluster_site.py SITE_FILE one|two|new|next [POINT]``; ``next`` is the next night's ``one``.
+With a point it stops before the one of that name
 (``HOOKS``), says so, and goes on at a line on its standard input; ``kill:POINT`` ends itself there as kill -9 does.
 """
 
@@ -14,9 +15,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from nightferry.clock import SYSTEM_CLOCK, SystemClock
 from nightferry.cluster.disk import BackDisk
 from nightferry.cluster.pacemaker import PacemakerCluster
 from nightferry.cluster.tools import CrmTools
@@ -212,6 +215,11 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+class _Tomorrow(SystemClock):
+    def now(self) -> datetime:
+        return super().now() + timedelta(days=1)
+
+
 class _Told(Quiet):
     def say(self, text: str, subject: str = "") -> None:
         say(f"said {text}")
@@ -233,7 +241,8 @@ def main(site_file: str, step: str, point: str = "") -> int:
 
     if stops:
         _before(*HOOKS[stops], stop)
-    with OpenSite(load_site(Path(site_file))) as opened:
+    clock = _Tomorrow() if step == "next" else SYSTEM_CLOCK
+    with OpenSite(load_site(Path(site_file)), clock=clock) as opened:
         try:
             if step == "two":
                 record = opened.catalog.runs(BACK)[0]
