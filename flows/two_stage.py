@@ -71,7 +71,8 @@ def two_stage_backup(
         here = opened(site)
         progress = PrefectProgress()
         if here.here is not None and stage != "one":
-            require_published(here, site)  # stage two will be another node's, and must not be refused only then
+            # Stage two will be another node's, and must not be refused only then.
+            require_published(here, site)
         # A node whose clock is behind the schedule's would find itself in the night before.
         moment = max(here.clock.now(), flow_run.get_scheduled_start_time())
         try:
