@@ -19,25 +19,23 @@ RING_BYTES = 32 * MIB
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from nightferry.model.load import load_site
 from nightferry.ops.opened import OpenSite
 from nightferry.ops import run
 from tests.support import night
+from tests.support.peak import peak_bytes
 from tests.support.small_site import BACK_GROUP, HandClock
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 clock = HandClock()
 with OpenSite(load_site(Path(sys.argv[1])), clock=clock) as opened:
     night.night(opened, BACK_GROUP, stores=["SG1/small"])     # everything is imported and warm
-    before = peak()
+    before = peak_bytes()
     record = night.stage_one(opened, BACK_GROUP, new=True, stores=["SG1/big"])
-    staged = peak()
+    staged = peak_bytes()
     night.stage_two(opened, record)
-    json.dump({"before": before, "staged": staged, "streamed": peak()}, sys.stdout)
+    json.dump({"before": before, "staged": staged, "streamed": peak_bytes()}, sys.stdout)
 """
 
 

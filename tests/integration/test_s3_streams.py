@@ -30,9 +30,10 @@ STREAMS = 8
 MOST_MIB = 300
 
 EIGHT = """
-import json, resource, sys, threading
+import json, sys, threading
 from tests.servers.seaweed import Seaweed
 from tests.support.buckets import MIB, open_bucket
+from tests.support.peak import peak_bytes
 from nightferry.destination.base import Receipt
 from nightferry.progress import QUIET, Cancel
 
@@ -71,7 +72,7 @@ def guarded(number):
 threads = [threading.Thread(target=guarded, args=(number,)) for number in range(streams)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-print(json.dumps({"failed": failed, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}))
+print(json.dumps({"failed": failed, "mib": peak_bytes() // MIB}))
 """
 
 

@@ -487,8 +487,9 @@ def test_memory_is_bounded_by_the_ring(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(1 << 20) * 96)
     program = (
-        "import os, resource, sys\n"
+        "import os, sys\n"
         "from nightferry.transfer.direct import DirectWriter, RingSettings\n"
+        "from tests.support.peak import peak_bytes\n"
         "fd = os.open(sys.argv[1], os.O_RDONLY)\n"
         "settings = RingSettings(1 << 20, 4, engine='threads')\n"
         "peaks = []\n"
@@ -497,7 +498,7 @@ def test_memory_is_bounded_by_the_ring(tmp_path: Path) -> None:
         "    writer.copy_from(fd, 0, length, None)\n"
         "    writer.write(bytes(100))\n"
         "    writer.finish()\n"
-        "    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)\n"
+        "    peaks.append(peak_bytes())\n"
         "print(peaks[1] - peaks[0], settings.memory_bytes)\n"
     )
     done = subprocess.run(
