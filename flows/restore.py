@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from prefect import flow, task
+from prefect import Flow, flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
@@ -54,23 +54,18 @@ def restore_files(
         node: The node to restore on; empty: the one that has staging.
     """
     with at_work():
-        where = _place(site, split_store(store)[0], node)
-        if where is not None:
-            ended = at(
-                where,
-                restore_files,
-                site,
-                key=f"by hand/{uuid4()}",
-                store=store,
-                patterns=patterns,
-                to=to,
-                as_of=as_of,
-                image=image,
-                copy_from=copy_from,
-                overwrite=overwrite,
-                node=where,
-            )
-            return as_own(ended)
+        asked: dict[str, Any] = {
+            "store": store,
+            "patterns": patterns,
+            "to": to,
+            "as_of": as_of,
+            "image": image,
+            "copy_from": copy_from,
+            "overwrite": overwrite,
+        }
+        elsewhere = _elsewhere(site, split_store(store)[0], node, restore_files, asked)
+        if elsewhere is not None:
+            return elsewhere
         return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite)
 
 
@@ -96,21 +91,16 @@ def restore_store(
         node: The node to restore on; empty: the one that has staging.
     """
     with at_work():
-        where = _place(site, split_store(store)[0], node)
-        if where is not None:
-            ended = at(
-                where,
-                restore_store,
-                site,
-                key=f"by hand/{uuid4()}",
-                store=store,
-                to=to,
-                as_of=as_of,
-                image=image,
-                copy_from=copy_from,
-                node=where,
-            )
-            return as_own(ended)
+        asked: dict[str, Any] = {
+            "store": store,
+            "to": to,
+            "as_of": as_of,
+            "image": image,
+            "copy_from": copy_from,
+        }
+        elsewhere = _elsewhere(site, split_store(store)[0], node, restore_store, asked)
+        if elsewhere is not None:
+            return elsewhere
         return _restore(site, store, [], to, as_of, image, copy_from, "never")
 
 
@@ -134,28 +124,20 @@ def restore_group(
         node: The node to restore on; empty: the one that has staging.
     """
     with at_work():
-        where = _place(site, group, node)
-        if where is not None:
-            ended = at(
-                where,
-                restore_group,
-                site,
-                key=f"by hand/{uuid4()}",
-                group=group,
-                to=to,
-                as_of=as_of,
-                copy_from=copy_from,
-                node=where,
-            )
-            return as_own(ended)
+        asked: dict[str, Any] = {"group": group, "to": to, "as_of": as_of, "copy_from": copy_from}
+        elsewhere = _elsewhere(site, group, node, restore_group, asked)
+        if elsewhere is not None:
+            return elsewhere
         below_a_root(opened(site), to)
         if not restore_group_task(site, group, to, as_of, copy_from):
             return Failed(name="Partial", message="something was left out; see the report artifact")
         return Completed(message=f"{group} is back below {to}")
 
 
-def _place(site: Site, group: str, node: str | None) -> str | None:
-    """The other node that a restore is for; None when it runs here."""
+def _elsewhere(
+    site: Site, group: str, node: str | None, flow: Flow[..., Any], asked: dict[str, Any]
+) -> State[Any] | None:
+    """The restore on the other node that it is for, ended; None when it is for this one."""
     here = opened(site)
     if node is None:
         known = next((g for g in here.site.groups if g.name == group), None)
@@ -163,7 +145,9 @@ def _place(site: Site, group: str, node: str | None) -> str | None:
         wanted = here.cluster.where(known.back_group) if known is not None else here.here
     else:
         wanted = here.site.node(node).name
-    return None if wanted is None or is_here(here, wanted) else wanted
+    if wanted is None or is_here(here, wanted):
+        return None
+    return as_own(at(wanted, flow, site, key=f"by hand/{uuid4()}", node=wanted, **asked))
 
 
 def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:

@@ -5,6 +5,7 @@ What coordinates is this process, or a command, wherever that shows the same: a 
 
 from __future__ import annotations
 
+import contextvars
 import json
 import signal
 import subprocess
@@ -152,7 +153,9 @@ def test_stage_one_stops_with_its_night_and_a_node_that_dies_in_it_is_not_waited
     monkeypatch.setattr("tasks.heartbeat.SILENT_S", 6.0)
     loose = {"stores": ["SG2/shares"], "stage": "one", "stagger": False}
     states = []
-    night = threading.Thread(target=lambda: states.append(site.night(**loose)))
+    # Prefect keeps which server it talks to in the context, which a thread does not inherit.
+    context = contextvars.copy_context()
+    night = threading.Thread(target=context.run, args=(lambda: states.append(site.night(**loose)),))
     night.start()
     until(partial, 60)
     working = runs_of(site, "stage-one", ACTIVE)[-1]
