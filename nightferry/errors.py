@@ -148,6 +148,12 @@ class Unavailable(DestinationError):
     default_hint = "what is owed is delivered by the next run; check the destination's mount or network"
 
 
+class DriveTaken(DestinationError):
+    """A drive is another host's by now; nothing of ours was written to it since."""
+
+    default_hint = "this host gave no sign of life for too long; what is owed is delivered by the next run"
+
+
 class NeedsRecall(DestinationError):
     """The copy lies in an archive: it is there, and cannot be read before it was recalled."""
 
