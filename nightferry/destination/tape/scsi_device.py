@@ -117,15 +117,21 @@ class Device:
             if self._wants_reset:
                 self.transport.reset(_RESET_S)
                 self._wants_reset = False
-            if self._confirmed != self.attentions:
-                self._lease.confirm()
-                self._confirmed = self.attentions
+            self._confirm(self._lease)
         answer = self.transport.execute(
             command, data_out=data_out, data_in_len=data_in_len, timeout_s=timeout_s
         )
         if answer.status == CHECK_CONDITION:
             self.attentions += parse_sense(answer.sense).key == UNIT_ATTENTION
+            if self._lease is not None:
+                self._confirm(self._lease)
         return answer
+
+    def _confirm(self, lease: Lease) -> None:
+        """Asks whose the device is, when somebody may have taken it since that was last asked."""
+        if self._confirmed != self.attentions:
+            lease.confirm()
+            self._confirmed = self.attentions
 
     def run(
         self,
