@@ -169,12 +169,14 @@ class ScsiLibrary:
         return findings
 
     def close(self) -> None:
-        if self._leasing is not None:
-            self._leasing.leases.close()
-        # What is loaded stays so: another process may have taken the drive over since.
-        for drive in self.drives:
-            drive.close()
-        self.changer.close()
+        try:
+            if self._leasing is not None:
+                self._leasing.leases.close()
+        finally:
+            # What is loaded stays so: another process may have taken the drive over since.
+            for drive in self.drives:
+                drive.close()
+            self.changer.close()
 
 
 class _Locks:
