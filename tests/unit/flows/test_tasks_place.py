@@ -14,8 +14,8 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, exception_to_f
 import nightferry
 from nightferry.cli.backup import _own_error
 from nightferry.errors import Cancelled as Stopped
-from nightferry.errors import GateClosed, NightferryError, PartFailed, PrefectRequired
-from tasks.bridge import at_work
+from nightferry.errors import GateClosed, NightferryError, PartFailed, PrefectRequired, in_tree
+from tasks.part import as_own
 from tasks.place import told
 
 
@@ -53,13 +53,12 @@ def as_sent(error: NightferryError) -> Failed:
 def test_every_error_of_the_core_ends_with_the_exit_code_that_it_has_here(kind):
     raised = kind.__new__(kind)  # some say more than a message, and none of that is sent
     NightferryError.__init__(raised, "a file\nof two lines: gone", hint="mend it", subject="SG1/a")
-    with pytest.raises(NightferryError) as here, at_work():
-        raise raised
-    assert (here.value.hint, here.value.subject) == ("mend it", "SG1/a")
+    here = in_tree(raised)  # as it leaves every flow
+    assert (here.hint, here.subject) == ("mend it", "SG1/a")
     with pytest.raises(NightferryError, match=r"^a file\nof two lines: gone$") as there:
-        told("stage-one", "TEX-ACTV-1", as_sent(here.value)).result()
-    assert there.value.exit_code == here.value.exit_code == kind.exit_code
-    assert type(there.value) is type(here.value)
+        told("stage-one", "TEX-ACTV-1", as_sent(here)).result()
+    assert there.value.exit_code == here.exit_code == kind.exit_code
+    assert type(there.value) is type(here)
     assert isinstance(raised, type(there.value))
 
 
@@ -94,6 +93,13 @@ def of_name(message: str) -> Exception:
     name = message.split(": ")[1]
     found = getattr(httpx, name, None) or getattr(prefect.exceptions, name, None)
     return found("no") if found is not None else type(name, (Exception,), {})()
+
+
+def test_a_part_that_was_stopped_is_no_named_outcome_of_the_night():
+    with pytest.raises(Stopped):
+        as_own(told("stage-one", "TEX-ACTV-1", Cancelled(message="somebody stopped it")))
+    held = as_own(told("move-group", "TEX-ACTV-1", Failed(name="GateHeld", message="held: SG1/a")))
+    assert (held.name, held.message) == ("GateHeld", "held: SG1/a")
 
 
 def test_a_named_outcome_keeps_its_name():
