@@ -26,6 +26,7 @@ from typing import NamedTuple
 from nightferry.catalog.lease import BEATS, LEASE_S
 from nightferry.catalog.locks import Say, quiet
 from nightferry.catalog.query import Catalog
+from nightferry.catalog.storage import folder_of
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError, DriveTaken, Unavailable
 from nightferry.model.records import DriveLeaseRecord
@@ -45,6 +46,13 @@ class _Seen(NamedTuple):
     beat: bytes | None
     since: float
     looked: float
+
+
+class _Beating(NamedTuple):
+    """The thread that shows that this process lives, and what ends it."""
+
+    ended: threading.Event
+    thread: threading.Thread
 
 
 class DriveLease:
@@ -131,7 +139,7 @@ class DriveLeases:
         self._leases: dict[str, DriveLease] = {}
         self._seen: dict[str, _Seen] = {}
         self._beats = 0
-        self._beating: threading.Event | None = None
+        self._beating: _Beating | None = None
 
     def try_take(self, serial: str, dead: str) -> DriveLease | None:
         """Takes a drive; None while somebody else who lives has it.
@@ -166,9 +174,11 @@ class DriveLeases:
                 self._say(f"{who} gave no sign of life: the drive {serial} is taken over")
                 log.warning("the drive %s of %s is taken over", serial, who)
             untouched = newest is not None and newest.holder == self.token
-            return self._claim(serial, before, untouched)
+            return self._claim(serial, before, newest, untouched=untouched)
 
-    def _claim(self, serial: str, before: int, untouched: bool) -> DriveLease | None:
+    def _claim(
+        self, serial: str, before: int, former: DriveLeaseRecord | None, *, untouched: bool
+    ) -> DriveLease | None:
         self._begin_beating()
         record = DriveLeaseRecord(
             serial=serial,
@@ -185,8 +195,17 @@ class DriveLeases:
                 raise  # it is not this lease that is taken
             return None
         self._seen.pop(serial, None)
+        self._clear_after(former)
         lease = self._leases[serial] = DriveLease(self, serial, placed.sequence, untouched=untouched)
         return lease
+
+    def _clear_after(self, former: DriveLeaseRecord | None) -> None:
+        """A holder that has no drive any more needs no beat; one that lives takes its own away."""
+        if former is None or former.state == "free":
+            return
+        leases = self._catalog.all(DriveLeaseRecord)
+        if not any((lease.holder, lease.state) == (former.holder, "held") for lease in leases):
+            self._remove_beat(former.holder)
 
     def _is_silent(self, serial: str, sequence: int, newest: DriveLeaseRecord, now: float) -> bool:
         """Whether the holder gave no sign of life for the lease's time."""
@@ -232,11 +251,14 @@ class DriveLeases:
             CatalogError: that cannot be written; the leases end by themselves then.
         """
         with self._lock:
-            try:
-                for lease in list(self._leases.values()):
-                    self._give_back(lease)
-            finally:
-                self._end_beating()
+            beating, self._beating = self._beating, None
+            if beating is not None:
+                beating.ended.set()
+            for lease in list(self._leases.values()):
+                self._give_back(lease)
+        if beating is not None:
+            beating.thread.join()  # a beat that is on its way would leave its file
+            self._remove_beat(self.token)
 
     def beat(self) -> None:
         """Shows that this process lives, finds what was taken over, and gives back what is only kept.
@@ -257,8 +279,10 @@ class DriveLeases:
                 except DriveTaken as taken:
                     log.warning("%s", taken)
                     del self._leases[lease.serial]
-            if not self._leases:
-                self._end_beating()
+            if not self._leases and self._beating is not None:
+                self._beating.ended.set()
+                self._beating = None
+                self._remove_beat(self.token)
 
     def _show(self) -> None:
         self._beats += 1
@@ -278,15 +302,14 @@ class DriveLeases:
         if self._beating is not None:
             return
         self._show()
-        self._beating = ended = threading.Event()
-        threading.Thread(target=self._beat_on, args=(ended,), name="drive leases", daemon=True).start()
+        ended = threading.Event()
+        thread = threading.Thread(target=self._beat_on, args=(ended,), name="drive leases", daemon=True)
+        self._beating = _Beating(ended, thread)
+        thread.start()
 
-    def _end_beating(self) -> None:
-        if self._beating is not None:
-            self._beating.set()
-            self._beating = None
-            folder, _, name = _path(self.token).rpartition("/")
-            self._catalog.storage.remove(folder, [name])
+    def _remove_beat(self, holder: str) -> None:
+        folder, name = folder_of(_path(holder))
+        self._catalog.storage.remove(folder, [name])
 
     def _beat_on(self, ended: threading.Event) -> None:
         while not ended.wait(self._lease_s / BEATS):

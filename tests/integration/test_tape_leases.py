@@ -15,11 +15,13 @@ import pytest
 
 from nightferry.destination.base import Receipt
 from nightferry.model.records import DriveLeaseRecord
+from nightferry.ops.status import status
 from tests.servers.seaweed import Seaweed
 from tests.servers.tgtd import Tgtd, serving
+from tests.support import night
 from tests.support.bucket_catalog import move_catalog
 from tests.support.leased_host import content, open_as, tape_of
-from tests.support.small_site import SmallSite
+from tests.support.small_site import BACK_GROUP, SmallSite
 from tests.support.tape_dump import dump, whole_copies
 from tests.support.tapes import PlainImage, put, read_all
 
@@ -97,6 +99,21 @@ def test_two_hosts_take_turns_at_one_drive(site: SmallSite, library: Tgtd, host:
                 assert read_all(tape_of(opened), Receipt(location, 0)) == content(name, number, 3)
     copies = whole_copies(dump(library, site.home / "one"))
     assert copies == {f"run.{name}.s{n}.L0": 1 for name in ("one", "two") for n in range(3)}
+
+
+def test_whole_nights_go_through_leased_drives_and_check_has_nothing_against_them(
+    site: SmallSite, library: Tgtd
+) -> None:
+    with open_as(site.file, site.home / "one", "one") as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        assert "NF-TAPE-012" not in {finding.id for finding in tape_of(opened).check()}
+        leases = opened.catalog.all(DriveLeaseRecord)
+        assert [(lease.serial, lease.state) for lease in leases] == [(library.serials[0], "held")]
+    with open_as(site.file, site.home / "two", "two") as opened:
+        assert night.night(opened, BACK_GROUP, new=True).result == "whole"
+        assert [each.colour for each in status(opened)] == ["green"]
+    copies = whole_copies(dump(library, site.home / "one"))
+    assert sorted(copies.values()) == [1, 1]
 
 
 def test_a_host_that_overslept_its_lease_writes_nothing_more(

@@ -156,9 +156,13 @@ def test_whoever_lost_a_drive_records_nothing_more_of_its_cartridge(place: Away)
 def test_a_holder_known_to_be_dead_is_not_waited_for(place: Away) -> None:
     one, two = Host(place, "one"), Host(place, "two")
     assert one.take() is not None
+    assert one.leases.try_take("HU2", "") is not None
     theirs = two.leases.try_take(DRIVE, one.leases.token)
     assert theirs is not None
     assert not theirs.untouched
+    assert len(place.names("locks")) == 2, "the dead one's beat is watched for its other drive"
+    assert two.leases.try_take("HU2", one.leases.token) is not None
+    assert len(place.names("locks")) == 1
 
 
 def test_without_the_log_nobody_goes_on(place: Away) -> None:
