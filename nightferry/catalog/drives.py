@@ -67,26 +67,37 @@ class DriveLease:
         """The thread that works with it; None: it is only kept."""
         self.was_used = True
         """Whether it was used since the last beat."""
+        self.taken_by = ""
+        """Who has it now; empty while it is not known to be lost."""
         self._leases = leases
-        self._taken_by = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is known to be lost."""
+        return bool(self.taken_by)
+
+    def is_newest(self) -> bool:
+        """Whether by what is known of the log it is still held."""
+        sequence, newest = self._leases.newest(self.serial)
+        if sequence != self.sequence:
+            self.taken_by = f"process {newest.pid} on {newest.node}" if newest is not None else "nobody"
+        return not self.is_lost
 
     def require(self) -> None:
         """Raises:
         DriveTaken: the lease is known to be lost. Nobody is asked.
         """
-        if self._taken_by:
+        if self.is_lost:
             raise DriveTaken(
-                f"the drive {self.serial} was taken over by {self._taken_by}", subject=self.serial
+                f"the drive {self.serial} was taken over by {self.taken_by}", subject=self.serial
             )
 
     def require_newest(self) -> None:
         """Raises:
         DriveTaken: by what is known of the log, another has the drive.
         """
-        sequence, newest = self._leases.newest(self.serial)
-        if sequence != self.sequence:
-            self._taken_by = f"process {newest.pid} on {newest.node}" if newest is not None else "nobody"
-        self.require()
+        if not self.is_newest():
+            self.require()
 
     def confirm(self) -> None:
         """Asks the log.
@@ -274,10 +285,9 @@ class DriveLeases:
                     self._give_back(lease)
                     continue
                 lease.was_used = lease.user is not None
-                try:
-                    lease.require_newest()
-                except DriveTaken as taken:
-                    log.warning("%s", taken)
+                if not lease.is_lost and not lease.is_newest():
+                    log.warning("the drive %s was taken over by %s", lease.serial, lease.taken_by)
+                if lease.is_lost and lease.user is None:
                     del self._leases[lease.serial]
             if not self._leases and self._beating is not None:
                 self._beating.ended.set()

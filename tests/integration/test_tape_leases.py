@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.catalog import drives
 from nightferry.destination.base import Receipt
 from nightferry.model.records import DriveLeaseRecord
+from nightferry.ops import libraries
 from nightferry.ops.status import status
 from tests.servers.seaweed import Seaweed
 from tests.servers.tgtd import Tgtd, serving
@@ -26,6 +28,13 @@ from tests.support.tape_dump import dump, whole_copies
 from tests.support.tapes import PlainImage, put, read_all
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
+
+
+@pytest.fixture(autouse=True)
+def _this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``open_as`` sets in this process holds for one test."""
+    monkeypatch.setattr(libraries, "HOST_LOCKS", libraries.HOST_LOCKS)
+    monkeypatch.setattr(drives, "LEASE_S", drives.LEASE_S)
 
 
 @pytest.fixture

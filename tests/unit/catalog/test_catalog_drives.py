@@ -128,11 +128,19 @@ def test_an_overtaken_holder_learns_it_at_its_next_beat(place: Away) -> None:
     lease = one.leases.try_take(DRIVE, "")
     assert lease is not None
     assert two.take(dead=one.leases.token) is not None
+    register = CatalogRegister(one.catalog, "tape", one.leases)
+    for _ in range(3):
+        one.leases.beat()
+        with pytest.raises(DriveTaken):
+            lease.require()
+        with pytest.raises(DriveTaken):
+            register.record(cartridge())
+    lease.release()
     one.leases.beat()
-    with pytest.raises(DriveTaken):
-        lease.require()
+    register.record(cartridge())
     one.wait(LOOK_S)
     assert one.take() is None
+    assert place.names("locks") == [f"drives.{two.leases.token}.beat"]
 
 
 def test_whoever_lost_a_drive_records_nothing_more_of_its_cartridge(place: Away) -> None:
