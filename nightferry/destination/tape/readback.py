@@ -48,37 +48,55 @@ class Appending:
     """How many records are written."""
 
     def write(self, data: memoryview) -> bool:
-        """Writes the next record. True: early warning was met; that of a record in doubt is met by the next.
+        """Writes the next record. True: early warning was met.
 
         Raises:
             PositionLost: what had been acknowledged is not there, or it happened again.
             DestinationError: see ``TapeDrive.write_record``.
         """
-        drive, early = self.cartridge.drive, False
-        try:
-            early = drive.write_record(data)
-        except PositionLost as error:
-            if not self._was_done(error, f"record {self.records}", self._record_is_there):
-                early = drive.write_record(data)
+        drive = self.cartridge.drive
+        early = self._once(
+            lambda: drive.write_record(data),
+            f"record {self.records}",
+            lambda met: self._is(met, self.records),
+        )
         self.records += 1
         return early
 
     def end(self, *, immediate: bool = False) -> bool:
         """Writes the filemark; see ``TapeDrive.write_filemarks`` and ``write``."""
         drive = self.cartridge.drive
-        try:
-            return drive.write_filemarks(1, immediate=immediate)
-        except PositionLost as error:
-            if self._was_done(error, "the filemark", self._filemark_is_there):
-                return False
-        return drive.write_filemarks(1, immediate=immediate)
+        return self._once(
+            lambda: drive.write_filemarks(1, immediate=immediate),
+            "the filemark",
+            lambda met: met is Mark.FILEMARK,
+        )
 
-    def _was_done(self, error: PositionLost, write: str, look: Callable[[], bool]) -> bool:
-        """Looks at the medium; the tape stands where it goes on."""
+    def _once(self, write: Callable[[], bool], name: str, is_it: Callable[[bytes | Mark], bool]) -> bool:
+        """Writes, unless that turns out to be done. ``is_it``: whether what was read there is what was sent."""
+        try:
+            return write()
+        except PositionLost as error:
+            done = self._was_done(error, name, is_it)
+        # Of a write that was done the answer is lost, and with it whether it met early warning.
+        return self.cartridge.drive.write_filemarks(0) if done else write()
+
+    def _was_done(self, error: PositionLost, write: str, is_it: Callable[[bytes | Mark], bool]) -> bool:
+        """Looks at the medium; the tape stands where it goes on.
+
+        Raises:
+            PositionLost: ``error`` itself, when that cannot be told, or something else is there than was sent.
+        """
         barcode = self.cartridge.barcode
         look_again(self.cartridge, error, waiting=lambda what: self.cancel.check())
         try:
-            done = look()
+            met = self._behind_acknowledged()
+            done = is_it(met)
+            if (self.cartridge.drive.read_record() if done else met) is not Mark.END_OF_DATA:
+                raise MediumDamaged(
+                    f"in tape file {self.file}, behind {self.records} records, is something else than was written",
+                    subject=barcode,
+                )
         except DestinationError as second:
             raise _after(error, second, barcode) from second
         name = f"{write} of {self.what}" if self.what else write
@@ -86,26 +104,6 @@ class Appending:
             f"{error}; by what is on {barcode}, {name} was {'' if done else 'not '}written: going on behind it"
         )
         return done
-
-    def _record_is_there(self) -> bool:
-        met = self._behind_acknowledged()
-        return self._is_there(met, self._is(met, self.records))
-
-    def _filemark_is_there(self) -> bool:
-        met = self._behind_acknowledged()
-        ended = met is Mark.FILEMARK
-        return self._is_there(met, ended and self.cartridge.drive.read_record() is Mark.END_OF_DATA)
-
-    def _is_there(self, met: bytes | Mark, ours: bool) -> bool:
-        """Raises:
-        MediumDamaged: something is there that was not sent from here; it is not written over.
-        """
-        if ours or met is Mark.END_OF_DATA:
-            return ours
-        raise MediumDamaged(
-            f"behind record {self.records - 1} of tape file {self.file} is something else than was written",
-            subject=self.cartridge.barcode,
-        )
 
     def _behind_acknowledged(self) -> bytes | Mark:
         """What is behind the last record that was acknowledged.
