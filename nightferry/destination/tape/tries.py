@@ -19,7 +19,8 @@ class Tries:
     """A leased bay that reads one cartridge after the other, and the bay that takes its place when its drive fails.
 
     A drive that does not answer is set aside. One that answers and cannot read is set aside when another reads the
-    same: then it is the drive. When neither can, it is the cartridge, and both drives stay in use.
+    same: then it is the drive. When a second drive cannot read the cartridge to its end either, it is the cartridge:
+    both drives stay in use, and no third is tried.
 
     Args:
         bays: The drives.
@@ -34,6 +35,8 @@ class Tries:
         self._watch = watch
         self._cancel = cancel
         self._lease = lease
+        self._failed: dict[str, Bay] = {}
+        """The drive that failed at a cartridge, and whose place another took."""
         self._bay = lease.enter_context(bays.reading(barcode, cancel))
 
     def read(self, barcode: str, work: Callable[[Bay], T]) -> T:
@@ -44,7 +47,7 @@ class Tries:
                 record of ours, which another drive does not mend.
             Unavailable: a drive cannot read it, and no other is free to try: nothing is proved of the cartridge.
         """
-        failed: tuple[Bay, DestinationError] | None = None
+        failed: DestinationError | None = None
         while True:
             bay = self._bay
             try:
@@ -54,17 +57,20 @@ class Tries:
                     self._watch.failed(barcode, error, spoiled=False)
                     _forget(bay, error)
                     raise
-                if failed is not None:
+                first = self._failed.get(barcode)
+                if first is not None:
                     self._watch.failed(barcode, error, spoiled=False)
-                    raise self._neither(barcode, failed[0], bay, error) from error
-                failed = bay, error
+                    self._settle(barcode, first, bay, error)
+                    raise
                 self._bay = self._another(barcode, bay, error)
+                self._failed[barcode] = bay
+                failed = error
             except BaseException as error:
                 _forget(bay, error)
                 raise
             else:
                 if failed is not None:
-                    self._blame(barcode, *failed)
+                    self._blame(barcode, self._failed[barcode], failed)
                 return done
 
     def _patiently(self, bay: Bay, work: Callable[[Bay], T]) -> T:
@@ -91,6 +97,7 @@ class Tries:
         try:
             return self._lease.enter_context(self._bays.another(bay))
         except DestinationError as none_free:
+            _forget(bay, none_free)
             raise none_free from error
 
     def _blame(self, barcode: str, bay: Bay, error: DestinationError) -> None:
@@ -100,19 +107,27 @@ class Tries:
             self._bays.set_aside(bay, MediumDamaged(said, subject=barcode))
             self._watch.say(f"{bay.name} is set aside: {said}")
 
-    def _neither(self, barcode: str, first: Bay, second: Bay, error: DestinationError) -> DestinationError:
-        """What it is when two drives fail at a cartridge: that, unless the second one does not answer any more."""
+    def _settle(self, barcode: str, first: Bay, second: Bay, error: DestinationError) -> None:
+        """What it is when two drives failed at a cartridge: that, unless the second one lost its way, or does not
+        answer any more; then that one is set aside.
+
+        Raises:
+            MediumDamaged: it is the cartridge.
+        """
+        unread = isinstance(error, MediumDamaged)
         try:
             second.forget()
-        except DestinationError:
+            unread = unread or not isinstance(error, PositionLost)
+        except DestinationError as silent:
+            error.add_note(f"{second.name} could not be unloaded after it: {silent}")
+        if not unread:
             self._bays.set_aside(second, error)
-            if not isinstance(error, MediumDamaged):
-                return error
+            return
         if first.aside:
             self._bays.take_back(first, f"{second.name} cannot read {barcode} either")
-        return MediumDamaged(
+        raise MediumDamaged(
             f"neither {first.name} nor {second.name} can read {barcode}: {error}", subject=barcode
-        )
+        ) from error
 
 
 def _forget(bay: Bay, error: BaseException) -> None:
