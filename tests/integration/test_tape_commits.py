@@ -178,7 +178,12 @@ def test_a_full_pool_is_waited_for_and_then_says_how_many_cartridges_are_missing
             record = night.stage_one(opened, BACK_GROUP)
             with pytest.raises(NoScratch, match=r"no scratch cartridge in pool daily: 3 missing for 1\d"):
                 night.stage_two(opened, record, said)
+            notes = {c.barcode: c.note for c in opened.catalog.cartridges("tape")}
+            assert len(notes) == 2
+            assert all("dead space in tape files 1, 2: a part of" in note for note in notes.values())
+            used = {c.barcode: c.used_bytes for c in opened.catalog.cartridges("tape")}
         assert [line for line in said.lines if line.startswith("waiting for")]
+        assert used == {barcode: sum(map(len, files)) for barcode, files in dump(server, tmp_path).items()}
         # A larger library, and the rerun delivers: what the first try wrote is dead space.
         server.kill()
         server.tapes = 7

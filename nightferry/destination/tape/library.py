@@ -230,6 +230,8 @@ class TapeDestination:
             location = writer.write()
         except BaseException as error:
             self._failed(bay, error, (outgoing.image, epoch) if writer.committing else None)
+            if not writer.committing:
+                self._stock.give_up(writer.parts, outgoing.image)
             raise
         finally:
             bay.writing = False

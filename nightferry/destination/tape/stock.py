@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Audit, Cartridge
 from nightferry.destination.tape.label import Label, new_label
-from nightferry.destination.tape.layout import Trailer
+from nightferry.destination.tape.layout import Part, Trailer
 from nightferry.destination.tape.pool import WRITING, Pool, is_being_written, settled
 from nightferry.destination.tape.readback import look_again
 from nightferry.destination.tape.watch import Watch
@@ -361,6 +361,16 @@ class Stock:
             note=note,
         )
         return found
+
+    def give_up(self, parts: Iterable[Part], image: str) -> None:
+        """Records that the parts of an image which was not finished are dead space; their bytes stay counted."""
+        for part in parts:
+            record = self.watch.record_of(part.barcode)
+            if record is None or record.label != part.label:
+                continue
+            dead = f"dead space in tape files {part.file}, {part.trailer}: a part of {image}, not finished"
+            note = f"{record.note}; {dead}" if record.note else dead
+            self.watch.change(record, note=note[:500])
 
     def adopt(self, trailers: tuple[Trailer, ...]) -> None:
         """Remembers whole copies that the catalog may not have heard of."""

@@ -25,7 +25,7 @@ from nightferry.destination.tape.layout import (
 )
 from nightferry.destination.tape.readback import Appending, digests_of
 from nightferry.destination.tape.stock import Need, Stock
-from nightferry.errors import ConfigError, IntegrityError, MediumFull
+from nightferry.errors import ConfigError, IntegrityError, MediumFull, NoScratch
 from nightferry.model.records import Streamed
 from nightferry.progress import Cancel, Progress
 
@@ -112,6 +112,11 @@ class ImageWriter:
                         return Location(parts=tuple(self._parts))
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that are closed by a trailer so far."""
+        return tuple(self._parts)
+
+    @property
     def streamed(self) -> Streamed:
         """How it went through the drive, once it is written."""
         waits = self._waits
@@ -181,11 +186,19 @@ class ImageWriter:
                     subject=self.outgoing.image,
                     hint="use larger cartridges, or split the store",
                 )
-        following = self.stock.claim(self.bay, self._need(cartridge.barcode))
+        none_left, following = None, ""
+        try:
+            following = self.stock.claim(self.bay, self._need(cartridge.barcode))
+        except NoScratch as error:
+            none_left = error
         this = part(file)
         short = self._trailer(cartridge, this, None, following)
         self._write_trailer(cartridge, file, short, True)
         self._done(cartridge, this, size + len(short), full=True)
+        if none_left is not None:
+            # The part is closed all the same: nobody has to look over it to find where the tape ends.
+            self.stock.settle(cartridge)
+            raise none_left
         return following
 
     def _appending(self, cartridge: Cartridge, file: int, digests: memoryview, what: str = "") -> Appending:
