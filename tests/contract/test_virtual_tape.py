@@ -561,12 +561,14 @@ def test_check_says_that_no_cartridge_may_be_written_and_what_is_foreign(rig: Ri
     rig.opened.clear()
 
 
-def test_an_existing_library_with_other_numbers_is_refused_and_drives_may_grow(tmp_path: Path) -> None:
+def test_an_existing_library_with_other_numbers_is_refused_and_drives_and_slots_may_grow(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "library"
     open_virtual(path, 2, 4, 8 * MIB)
     for drives, slots, cartridge_bytes, said in [
         (2, 4, 9 * MIB, r"cartridge_bytes = 8388608, the site file says 9437184"),
-        (2, 5, 8 * MIB, r"slots = 4, the site file says 5"),
+        (2, 3, 8 * MIB, r"4 slots, the site file says 3"),
         (1, 4, 8 * MIB, r"2 drives, the site file says 1"),
     ]:
         with pytest.raises(ConfigError, match=said):
@@ -574,6 +576,15 @@ def test_an_existing_library_with_other_numbers_is_refused_and_drives_may_grow(t
     assert len(open_virtual(path, 3, 4, 8 * MIB).drives) == 3
     kinds = [e.address.kind for e in VirtualLibrary(path).changer.inventory()]
     assert kinds == ["slot"] * 4 + ["drive"] * 3 + ["port"] * 2
+    changer = VirtualLibrary(path).changer
+    changer.move(Address("slot", 1), Address("port", 0))
+    changer.add("A00006L9")
+    grown = open_virtual(path, 3, 7, 8 * MIB).changer.inventory()
+    assert [e.barcode for e in grown if e.address.kind == "slot"] == [
+        "A00001L9", "A00006L9", "A00003L9", "A00004L9", "A00005L9", "", "A00007L9",
+    ]  # fmt: skip
+    assert [e.barcode for e in grown if e.address.kind == "port"] == ["A00002L9", ""]
+    assert open_virtual(path, 3, 7, 8 * MIB).changer.inventory() == grown
 
 
 def test_a_library_is_not_made_on_a_disk_that_is_not_mounted_nor_in_a_folder_of_others(
