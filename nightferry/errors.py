@@ -148,6 +148,12 @@ class Unavailable(DestinationError):
     default_hint = "what is owed is delivered by the next run; check the destination's mount or network"
 
 
+class DriveTaken(DestinationError):
+    """A drive is another host's by now; nothing of ours was written to it since."""
+
+    default_hint = "this host gave no sign of life for too long; what is owed is delivered by the next run"
+
+
 class NeedsRecall(DestinationError):
     """The copy lies in an archive: it is there, and cannot be read before it was recalled."""
 
@@ -254,6 +260,18 @@ class Cancelled(NightferryError):
 
     exit_code = 130
     default_hint = "rerun: finished stores are kept, nothing half-written looks whole"
+
+
+def in_tree(error: NightferryError) -> NightferryError:
+    """The error as one of this module's classes, by whose name another process knows it again: itself, or the
+    nearest class above its own, with all that it says."""
+    known = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
+    if known is type(error):
+        return error
+    told: NightferryError = known(
+        error.message, hint=error.hint, operation=error.operation, subject=error.subject
+    )
+    return told
 
 
 _PRECEDENCE = (130, 143, 30, 60, 50, 20, 40, 70, 10, 2, 1, 3)

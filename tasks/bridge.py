@@ -22,7 +22,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from blocks.secret import read_block
 from blocks.site import Site
-from nightferry.errors import NightferryError
+from nightferry.errors import NightferryError, in_tree
 from nightferry.model.load import LoadedSite
 from nightferry.model.secrets import use_blocks
 from nightferry.ops.opened import OpenSite
@@ -72,7 +72,22 @@ def at_work() -> Iterator[None]:
     Prefect would raise at a signal wherever the main thread is, while other threads still write. Here the
     first one only asks: every thread stops at its next chunk. The second is Prefect's, or the command
     line's, to handle.
+
+    Raises:
+        NightferryError: what the body raised, as one that is known by its name wherever the flow was asked for.
     """
+    try:
+        with _stoppable():
+            yield
+    except NightferryError as error:
+        told = in_tree(error)
+        if told is error:
+            raise
+        raise told from error
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
     _send_core_logs_to_prefect()
     if threading.current_thread() is not threading.main_thread():
         yield

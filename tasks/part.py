@@ -6,13 +6,14 @@ import logging
 from typing import Any
 
 import httpx
+import prefect.exceptions
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Completed, Failed
 
-from nightferry.errors import NightferryError
+from nightferry.errors import NightferryError, PrefectRequired
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,15 @@ def part(flow: Flow[..., Any], *arguments: Any, **options: Any) -> State[Any]:
     return ended if isinstance(ended, State) else Completed(message=f"{flow.name} ended")
 
 
+def unexpected(kind: str, message: str) -> NightferryError:
+    """The error for an exception that is none of ours, by the name of its class: Prefect's own, or a fault."""
+    if hasattr(prefect.exceptions, kind) or hasattr(httpx, kind):
+        return PrefectRequired(
+            message, hint="look at the flow run in the Prefect UI; rerunning continues the night"
+        )
+    return NightferryError(message)
+
+
 def require_success(state: State[Any]) -> None:
     """Raises what a part of the night failed with."""
     if not state.is_completed():
@@ -58,6 +68,6 @@ def as_own(state: State[Any]) -> State[Any]:
 
     Raises what the part failed with, if that is an error and no named outcome.
     """
-    if not state.is_completed() and state.name in ("Failed", "Crashed"):
+    if not state.is_completed() and state.name in ("Failed", "Crashed", "Cancelled"):
         require_success(state)
     return State(type=state.type, name=state.name, message=state.message)

@@ -39,7 +39,7 @@ from nightferry.units import format_duration
 from tasks import heartbeat
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.heartbeat import Heartbeats
-from tasks.part import SERVER_AWAY, part
+from tasks.part import SERVER_AWAY, part, unexpected
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ def at(node: str, flow: Flow[..., Any], site: Site, /, key: str, **parameters: A
         parameters: The flow's, without the site. Plain values.
 
     Returns:
-        The final state. What failed on another node carries our own error, as one that failed here does.
+        The final state. What failed on another node carries our own error, as one that failed here does; so the
+        command line ends with the same exit code.
 
     Raises:
         ConfigError: the site is not published as it is here.
@@ -256,11 +257,20 @@ def told(flow: str, node: str, state: State[Any]) -> State[Any]:
         return state
     message = state.message or state.name or "it did not end well"
     raised = _RAISED.search(message)
-    kind = getattr(errors, raised[1], None) if raised is not None else None
-    if raised is not None and isinstance(kind, type) and issubclass(kind, NightferryError):
-        return Failed(name=state.name, message=raised[2], data=kind(raised[2], subject=node))
-    error = PartFailed(f"{flow} on {node} ended {state.name}: {message}", subject=node)
+    if raised is None:
+        kind: type[NightferryError] = Cancelled if state.is_cancelled() else PartFailed
+        error = kind(f"{flow} on {node} ended {state.name}: {message}", subject=node)
+    elif (known := _of_ours(raised[1])) is not None:
+        message = raised[2]
+        error = known(message, subject=node)
+    else:
+        error = unexpected(raised[1], f"{flow} on {node} ended {state.name}: {raised[1]}: {raised[2]}")
     return Failed(name=state.name, message=message, data=error)
+
+
+def _of_ours(name: str) -> type[NightferryError] | None:
+    kind = getattr(errors, name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, NightferryError) else None
 
 
 @contextmanager

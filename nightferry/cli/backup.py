@@ -220,17 +220,19 @@ def _require_progress(before: RunRecord | None, after: RunRecord | None, away: E
 
 def _own_error(state: Any) -> NightferryError | None:
     """The error a flow ended with; None when it ended with a named outcome, which the records tell better."""
+    from tasks.part import unexpected
+
     if state.name in ("GateHeld", "Partial", "CopyMissing"):
         return None
+    if state.is_cancelled():
+        return Cancelled(state.message or "stopped")
     try:
         state.result(raise_on_failure=True)
     except NightferryError as error:
         return error
-    except Exception as error:  # noqa: BLE001 - a crash of Prefect's own: named, with its type
-        return PrefectRequired(
-            f"the flow ended {state.name}: {type(error).__name__}: {error}",
-            hint="look at the flow run in the Prefect UI; rerunning continues the night",
-        )
+    except Exception as error:  # noqa: BLE001 - a fault, or Prefect's own: named, with its type
+        kind = type(error).__name__
+        return unexpected(kind, f"the flow ended {state.name}: {kind}: {error}")
     return None
 
 

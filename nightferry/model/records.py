@@ -346,6 +346,23 @@ class LeaseRecord(Record):
         return f"{self.back_group}.{self.what}" if self.what else self.back_group
 
 
+class DriveLeaseRecord(Record):
+    """Which process may use a drive of a tape library, where no lock of an operating system reaches every host."""
+
+    kind: ClassVar[str] = "drive-lease"
+    serial: str
+    state: Literal["held", "free"]
+    holder: str
+    """A random word for the process that has it, or had it last."""
+    node: str
+    pid: int
+    since: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.serial
+
+
 class SelectionRecord(Record):
     """A storage group's fixed list of stores."""
 
@@ -442,6 +459,7 @@ RECORDS: dict[str, type[Record]] = {
         CartridgeRecord,
         DriveRecord,
         LeaseRecord,
+        DriveLeaseRecord,
         SelectionRecord,
         FreedRecord,
         HoldRecord,

@@ -28,9 +28,10 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
     """
     match settings:
         case TapeSettings():
+            from nightferry.catalog.drives import DriveLeases
             from nightferry.destination.tape.library import TapeDestination
             from nightferry.destination.tape.pool import Pool
-            from nightferry.ops.libraries import open_library
+            from nightferry.ops.libraries import Keepers, open_library
 
             library = settings.library
             if isinstance(library, VirtualLibrary):
@@ -42,14 +43,22 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
                 settings.pool.wait_for_media,
                 settings.pool.cleaning,
             )
+
+            def tell(text: str) -> None:
+                opened.progress.say(text, settings.name)
+
+            leases = None
+            if opened.site.catalog_path is None:
+                leases = DriveLeases(opened.catalog, say=tell, clock=opened.clock)
+            keepers = Keepers(_shared_locks(opened), leases, opened.site.cluster.kind == "local")
             return TapeDestination(
                 settings.name,
-                open_library(library, _shared_locks(opened), opened.clock),
+                open_library(library, keepers, opened.clock),
                 pool,
-                CatalogRegister(opened.catalog, settings.name),
+                CatalogRegister(opened.catalog, settings.name, leases),
                 clock=opened.clock,
                 cancel=opened.cancel,
-                tell=lambda text: opened.progress.say(text, settings.name),
+                tell=tell,
                 buffer_bytes=settings.buffer_bytes,
                 pages=opened.pages(),
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from nightferry.clock import Clock
 from nightferry.destination.tape.changer import Library
+from nightferry.destination.tape.lease import Leases
 from nightferry.errors import NotInThisRelease
 from nightferry.model.destinations import IscsiLibrary, NdmpLibrary, ScsiLibrary, VirtualLibrary
 from nightferry.model.destinations import Library as LibrarySettings
@@ -19,13 +21,22 @@ HOST_LOCKS = Path("/run/lock")
 """Where processes of this host find each other's locks, whatever site they work for (FHS 3.0 §3.15)."""
 
 
-def open_library(settings: LibrarySettings, shared_locks: Path | None, clock: Clock) -> Library:
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """What keeps the hosts of a site out of each other's way: locks in a folder that they share, or leases."""
+
+    folder: Path | None
+    leases: Leases | None = None
+    one_host: bool = False
+    """One machine plays every node."""
+
+
+def open_library(settings: LibrarySettings, keepers: Keepers, clock: Clock) -> Library:
     """Opens a library.
 
     Args:
         settings: What the site file says of it.
-        shared_locks: A folder that all hosts of the site share, for the locks of real drives; None: there is
-            none, and only processes of this host keep out of each other's way.
+        keepers: What keeps hosts of the site apart, where they share real drives.
         clock: Time.
 
     Raises:
@@ -45,27 +56,28 @@ def open_library(settings: LibrarySettings, shared_locks: Path | None, clock: Cl
 
             password = resolve_secret(settings.password).get_secret_value() if settings.password else ""
             portal = Portal(settings.portal, settings.target, settings.user, password, settings.initiator)
-            return open_iscsi(portal, settings.drives, _options(settings, shared_locks), clock)
+            return open_iscsi(portal, settings.drives, _options(settings, keepers), clock)
         case ScsiLibrary():
             from nightferry.destination.tape.scsi_open import open_scsi
 
-            return open_scsi(settings.changer, settings.drives, _options(settings, shared_locks), clock)
+            return open_scsi(settings.changer, settings.drives, _options(settings, keepers), clock)
         case NdmpLibrary():
             raise NotInThisRelease(f"libraries of kind {settings.kind!r} are not in this release")
         case _:
             assert_never(settings)
 
 
-def _options(settings: IscsiLibrary | ScsiLibrary, shared_locks: Path | None) -> Options:
+def _options(settings: IscsiLibrary | ScsiLibrary, keepers: Keepers) -> Options:
     from nightferry.destination.tape.scsi_open import Options
 
-    if shared_locks is not None:
-        shared_locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folders = (HOST_LOCKS, shared_locks)
+    if keepers.folder is not None:
+        keepers.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folders = (HOST_LOCKS, keepers.folder)
     return Options(
         locks=tuple(folder for folder in folders if folder is not None),
         elements=settings.elements,
         cartridge_bytes=settings.cartridge_bytes,
         reserve_bytes=settings.early_warning_reserve,
-        is_shared=shared_locks is not None,
+        leases=keepers.leases,
+        one_host=keepers.one_host,
     )

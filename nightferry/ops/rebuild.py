@@ -28,6 +28,7 @@ from nightferry.model.records import (
     THERE,
     CartridgeRecord,
     CopyRecord,
+    DriveLeaseRecord,
     ImageRecord,
     LeaseRecord,
     RunRecord,
@@ -128,6 +129,9 @@ def rebuild(
         for lease in catalog.all(LeaseRecord):
             if lease.state == "held":  # by whoever wrote the copy of the catalog: that run is long over
                 catalog.append(lease.model_copy(update={"state": "free"}))
+        for drive in catalog.all(DriveLeaseRecord):
+            if drive.state == "held":
+                catalog.append(drive.model_copy(update={"state": "free"}))
         data = catalog.export()
         done.events = Catalog.from_export(data, place, clock=clock).last
         done.images = len(catalog.all(ImageRecord))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from nightferry.catalog.drives import DriveLeases
 from nightferry.catalog.query import Catalog
 from nightferry.clock import Clock
 from nightferry.errors import BusyError
@@ -11,11 +12,18 @@ from nightferry.model.records import CartridgeRecord, ConstraintRecord, DriveRec
 
 
 class CatalogRegister:
-    """Implements ``destination.base.Register`` for one destination."""
+    """Implements ``destination.base.Register`` for one destination.
 
-    def __init__(self, catalog: Catalog, destination: str) -> None:
+    Args:
+        catalog: The catalog.
+        destination: The destination's name.
+        leases: Its drives' leases, if there are any: whoever lost a drive records nothing more of cartridges.
+    """
+
+    def __init__(self, catalog: Catalog, destination: str, leases: DriveLeases | None = None) -> None:
         self._catalog = catalog
         self._destination = destination
+        self._permit = None if leases is None else leases.permit
 
     def cartridge(self, barcode: str) -> CartridgeRecord | None:
         self._catalog.refresh()
@@ -26,7 +34,7 @@ class CatalogRegister:
         return self._catalog.cartridges(self._destination)
 
     def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None:
-        self._catalog.append(cartridge, phase)
+        self._catalog.append(cartridge, phase, permit=self._permit)
 
     def record_after(self, known: CartridgeRecord, cartridge: CartridgeRecord) -> bool:
         self._catalog.refresh()

@@ -54,6 +54,11 @@ def log_sense(page: int, length: int = 4096) -> bytes:
     return bytes((0x4D, 0, 0x40 | page, 0, 0, 0, 0)) + length.to_bytes(2, "big") + b"\0"
 
 
+def prevent_removal(on: bool) -> bytes:
+    """PREVENT ALLOW MEDIUM REMOVAL (SPC-5 §6.16): by unloading or by the changer, for as long as this session lasts."""
+    return bytes((0x1E, 0, 0, 0, on, 0))
+
+
 # -- tape drives (SSC-5) ----------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from nightferry.errors import DestinationError, NightferryError, Unavailable
 from nightferry.scsi import libiscsi
 from nightferry.scsi.cdb import LONGEST_BLOCK
-from nightferry.scsi.transport import CHECK_CONDITION, CLEARED_BYTES, Answer, Indeterminate
+from nightferry.scsi.transport import CHECK_CONDITION, CLEARED_BYTES, GOOD, Answer, Indeterminate
 
 _CONNECT_S = 20.0
 _KEEPALIVE_S, _KEEPALIVE_TRIES = 30, 4
@@ -71,6 +71,7 @@ class IscsiTransport:
         # Both live as long as the session: the library may call them until it is destroyed.
         self._on_connect = libiscsi.Callback(self._note_connect)
         self._on_end = libiscsi.Callback(self._note_end)
+        self._on_reset = libiscsi.Callback(self._note_reset)
         self._buffer = bytearray()
 
     @property
@@ -80,6 +81,11 @@ class IscsiTransport:
     def _note_connect(self, _context: int, status: int, _data: int, _private: int) -> None:
         if self._connected is None:
             self._connected = status
+
+    def _note_reset(self, _context: int, status: int, data: int | None, _private: int) -> None:
+        """Its data is the target's response, a 32-bit number."""
+        answered = status == GOOD and data is not None
+        self._ended = ctypes.c_uint32.from_address(data).value if answered and data else libiscsi.OWN_STATUS
 
     def _note_end(self, _context: int, status: int, _data: int, _private: int) -> None:
         self._ended = status
@@ -99,6 +105,28 @@ class IscsiTransport:
             # Whatever happened, the library still has our buffers: only its end gives them back.
             self.close()
             raise
+
+    def reset(self, timeout_s: float) -> None:
+        context = self._ready()
+        deadline = time.monotonic() + timeout_s
+        self._ended = None
+        try:
+            if self._library.iscsi_task_mgmt_lun_reset_async(context, self._lun, self._on_reset, None):
+                raise Unavailable(f"{self.name} takes no reset: {self._error(context)}", subject=self.name)
+            while self._ended is None:
+                if not self._serve(context, deadline) and self._ended is None:
+                    raise Indeterminate(f"{self.name}: the reset had no answer", subject=self.name)
+            if self._ended >= libiscsi.OWN_STATUS:
+                raise Indeterminate(
+                    f"{self.name}: the reset was cut off: {self._error(context)}", subject=self.name
+                )
+        except BaseException:
+            self.close()
+            raise
+        if self._ended != libiscsi.FUNCTION_COMPLETE:
+            raise DestinationError(
+                f"{self.name} refuses to be reset (response {self._ended})", subject=self.name
+            )
 
     def close(self) -> None:
         if self._context is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint16, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint16, c_uint32, c_void_p
 from functools import cache
 
 from nightferry.errors import ConfigError
@@ -13,6 +13,8 @@ NONE, READ, WRITE = 0, 1, 2
 """Directions of a transfer."""
 NORMAL_SESSION = 2
 HEADER_DIGEST_OFFERED = 1
+FUNCTION_COMPLETE = 0
+"""The response to a task management function that was done (RFC 7143 §11.6.1)."""
 RESIDUAL_UNDERFLOW = 1
 """``residual_status``: ``residual`` bytes of the transfer were not sent."""
 OWN_STATUS = 0x0F000000
@@ -88,6 +90,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "scsi_free_scsi_task": (None, [c_void_p]),
     "scsi_task_set_iov_in": (None, [c_void_p, POINTER(IoVec), c_int]),
     "iscsi_scsi_command_async": (c_int, [c_void_p, c_int, c_void_p, Callback, POINTER(OutData), c_void_p]),
+    "iscsi_task_mgmt_lun_reset_async": (c_int, [c_void_p, c_uint32, Callback, c_void_p]),
 }
 
 

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from ctypes import c_byte, c_int, c_ubyte, c_uint, c_ushort, c_void_p
 from pathlib import Path
 
-from nightferry.errors import Unavailable
+from nightferry.errors import DestinationError, Unavailable
 from nightferry.scsi.cdb import LONGEST_BLOCK
 from nightferry.scsi.transport import CLEARED_BYTES, Answer, Indeterminate
 
 SG_IO = 0x2285
 BLKSECTGET = 0x1267
 """On a generic device: the most bytes of one transfer (Linux ``drivers/scsi/sg.c``)."""
+SG_SCSI_RESET = 0x2284
+_RESET_UNIT = 0x101
+"""The device only, and nothing more if that fails (``SG_SCSI_RESET_DEVICE``, ``SG_SCSI_RESET_NO_ESCALATE``)."""
 _TO_DEVICE, _FROM_DEVICE, _NO_DATA = -2, -3, -1
 _SENSE_BYTES = 252
 _HOST_OK, _HOST_NO_CONNECT = 0x00, 0x01
@@ -142,6 +145,17 @@ class SgTransport:
         answered = memoryview(self._buffer)[:data_in_len].toreadonly() if data_in_len else b""
         arrived = max(data_in_len - header.resid, 0)
         return Answer(header.status, bytes(sense[: header.sb_len_wr]), answered, arrived)
+
+    def reset(self, timeout_s: float) -> None:
+        # The kernel has time limits of its own for this.
+        try:
+            self._ioctl(self._open(), SG_SCSI_RESET, bytearray(struct.pack("=i", _RESET_UNIT)))
+        except OSError as error:
+            raise DestinationError(
+                f"{self.name} cannot be reset: {error.strerror}",
+                hint="resetting a device needs root, or CAP_SYS_ADMIN and CAP_SYS_RAWIO",
+                subject=self.name,
+            ) from error
 
     def close(self) -> None:
         if self._fd >= 0 and not self._lent:

@@ -76,5 +76,14 @@ class Transport(Protocol):
             Unavailable: the device could not be reached; nothing was sent.
         """
 
+    def reset(self, timeout_s: float) -> None:
+        """Resets the logical unit (LOGICAL UNIT RESET, SAM-5 §7.6): what it was asked by anybody and has not done
+        is not done any more, and everybody's next command is answered with a unit attention.
+
+        Raises:
+            DestinationError: it was refused.
+            Indeterminate, Unavailable: as ``execute``.
+        """
+
     def close(self) -> None:
         """Lets the device go; the next command reaches for it again."""

@@ -43,6 +43,40 @@ def test_every_session_begins_with_a_unit_attention_that_reaches_us(drive: Iscsi
     assert is_attention(drive)
 
 
+def test_a_reset_is_told_to_everybody_and_ends_what_others_prevented(
+    drive: IscsiTransport, tgtd: Tgtd
+) -> None:
+    other = IscsiTransport(Portal(tgtd.portal, TARGET), DRIVE)
+    changer = IscsiTransport(Portal(tgtd.portal, TARGET), tgtd.drives + 1)
+    into, out = cdb.move_medium(1, 1000, 500), cdb.move_medium(1, 500, 1000)
+    try:
+        for each in (drive, other, changer):
+            is_attention(each)
+            assert not is_attention(each)
+        assert changer.execute(into, timeout_s=QUICK_S).status == GOOD
+        assert other.execute(cdb.prevent_removal(True), timeout_s=QUICK_S).status == GOOD
+        refused = changer.execute(out, timeout_s=QUICK_S)
+        assert parse_sense(refused.sense).code == (0x53, 0x02)
+        drive.reset(QUICK_S)
+        for each in (drive, other):
+            assert is_attention(each)
+            assert not is_attention(each)
+        assert changer.execute(out, timeout_s=QUICK_S).status == GOOD
+    finally:
+        for each in (other, changer):
+            each.close()
+        tgtd.reset()
+
+
+def test_a_reset_without_an_answer_is_indeterminate(drive: IscsiTransport, tgtd: Tgtd) -> None:
+    is_attention(drive)
+    tgtd.pause()
+    with pytest.raises(Indeterminate, match="the reset had no answer"):
+        drive.reset(0.3)
+    tgtd.resume()
+    assert is_attention(drive)
+
+
 def test_who_a_device_is_can_be_asked(drive: IscsiTransport, tgtd: Tgtd) -> None:
     answer = drive.execute(cdb.inquiry(), data_in_len=96, timeout_s=QUICK_S)
     assert answer.status == GOOD

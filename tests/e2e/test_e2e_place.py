@@ -149,6 +149,16 @@ def test_stage_one_stops_with_its_night_and_a_node_that_dies_in_it_is_not_waited
     assert stopped["state_type"] == "CANCELLED"
     assert not partial()
 
+    # Stopped there alone, by Prefect's own means, it ends the command as a stop here does.
+    night = site.start(*words, "--json", NIGHTFERRY_NODE=ALTERNATE)
+    until(partial, 60)
+    working = runs_of(site, "stage-one", ACTIVE)[-1]
+    ask(f"/flow_runs/{working['id']}/set_state", {"state": {"type": "CANCELLING"}})
+    said, complained = night.communicate(timeout=60)
+    assert night.returncode == 130, said + complained
+    assert f"stage-one on {ACTIVE} ended Cancelled" in json.loads(said)["error"]["message"]
+    assert not partial()
+
     # A node that dies at work says nothing. Its run is given up once it has been silent for long enough.
     monkeypatch.setattr("tasks.heartbeat.SILENT_S", 6.0)
     loose = {"stores": ["SG2/shares"], "stage": "one", "stagger": False}
@@ -202,6 +212,29 @@ def test_an_error_on_another_node_is_the_same_error_here(site):
     asked = {"store": "SG1/priv1", "patterns": ["no such file"], "to": f"{site.here}/restored/c"}
     with pytest.raises(ConfigError, match=r"nothing in image .* matches no such file"):
         restore_files(site.block(), **asked, node=ACTIVE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("nightferry.ops.stream.StagedDamage", 30),  # known by that name to its own room only
+        ("builtins.KeyError", 1),
+    ],
+)
+def test_the_command_ends_with_the_code_of_an_error_on_another_node_as_with_one_here(site, kind, code):
+    site.fault.play("stage-one", kind)
+    words = ("backup", "--store", "SG2/shares", "--new", "--stage", "one", "--json")
+    try:
+        there = site.cli(*words, NIGHTFERRY_NODE=ALTERNATE)
+        here = site.cli(*words, NIGHTFERRY_NODE=ACTIVE, PYTHONPATH=site.fault.path)
+    finally:
+        site.fault.stop()
+    assert (there.returncode, here.returncode) == (code, code), there.stderr + here.stderr
+    told, own = (json.loads(done.stdout)["error"] for done in (there, here))
+    assert told["exit_code"] == own["exit_code"] == code
+    assert "what was played" in told["message"]
+    if code != 1:
+        assert told["message"] == own["message"] == "what was played"
 
 
 def test_a_node_without_a_worker_is_waited_for_by_name_and_not_for_ever(site):

@@ -378,6 +378,37 @@ def test_the_next_night_waits_for_the_reader_and_takes_the_disk_back_with_what_i
     assert (cluster.fenced, cluster.look().failures) == ([], [])
 
 
+def test_the_next_night_leaves_an_older_one_alone_or_waits_for_all_of_it_as_the_site_file_says(
+    cluster: PacemakerServer, site: ClusterSite
+) -> None:
+    ended(site.step(ACTIVE, "one"))
+    assert site.nightferry(ACTIVE, "cluster", "move", BACK).returncode == 0
+    named = f'[[back_groups]]\nname = "{BACK}"\n'
+    site.edit(named, f'{named}on_overrun = "skip"\n')
+    with site.led_step(ALTERNATE, "two", "copy written") as older:
+        read_until(older, "stopped before copy written")
+        skipped = site.step(ACTIVE, "next")
+        assert skipped.returncode == 10, skipped.stdout + skipped.stderr
+        assert "said asked run" not in skipped.stdout
+        assert cluster.mounted(BACK) == [ALTERNATE]
+        site.edit('on_overrun = "skip"', 'on_overrun = "hold"')
+        with site.led_step(ACTIVE, "next") as newer:
+            asked = read_until(newer, "waiting for run ")
+            assert "to drain" not in asked
+            whole, _ = older.communicate("\n", timeout=60)
+            assert "ended ended" in whole
+            said, _ = newer.communicate(timeout=120)
+    assert "said moving TEX-BACK-1 from TEX-PASS-2 to TEX-ACTV-1" in said
+    assert cluster.mounted(BACK) == [ACTIVE]
+    with site.opened() as here:
+        newest, first = here.catalog.runs(BACK)
+        assert (first.state, first.result) == ("ended", "whole")
+        assert copies_missing(here) == {newest.run: 4}
+    stage_two(site)
+    site.require_whole()
+    assert (cluster.fenced, cluster.look().failures) == ([], [])
+
+
 def test_of_two_coordinators_one_moves_and_the_other_is_busy(
     cluster: PacemakerServer, site: ClusterSite
 ) -> None:

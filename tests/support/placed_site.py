@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.fake_cluster import ACTIVE, ALTERNATE, PRIMARY, FakeCluster
+from tests.support.played_fault import PlayedFault
 from tests.support.prefect_site import NightSite, ask, environment, until
 
 
@@ -26,7 +27,7 @@ class PlacedSite(NightSite):
         """Its own name keeps its work pool apart from other tests'."""
         made = NightSite.make(here)
         fake = FakeCluster(here / "cluster")
-        lines = "\n".join(f"{key} = {_toml(value)}" for key, value in {**fake.settings(), **keys}.items())
+        lines = "\n".join(f"{key} = {as_toml(value)}" for key, value in {**fake.settings(), **keys}.items())
         text = made.path.read_text()
         text = text.replace('name = "TEX"', f'name = "{name}"')
         text = text.replace(
@@ -40,6 +41,11 @@ class PlacedSite(NightSite):
     @property
     def cluster(self) -> FakeCluster:
         return FakeCluster(self.here / "cluster")
+
+    @property
+    def fault(self) -> PlayedFault:
+        """What goes wrong on the nodes when a test says so."""
+        return PlayedFault(self.here / "fault")
 
     @property
     def name(self) -> str:
@@ -72,6 +78,7 @@ class PlacedSite(NightSite):
                 cwd=folder,
                 env=environment(
                     NIGHTFERRY_NODE=node,
+                    PYTHONPATH=self.fault.path,
                     PREFECT_WORKER_QUERY_SECONDS="1",
                     PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="INFO",
                 ),
@@ -119,7 +126,8 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     process.wait(timeout=30)
 
 
-def _toml(value: object) -> str:
+def as_toml(value: object) -> str:
+    """A value as TOML, tables inline."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {as_toml(each)}" for key, each in value.items()) + " }"
     return json.dumps(value)

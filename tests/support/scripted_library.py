@@ -133,6 +133,7 @@ class ScriptedDrive:
         self.alerts: set[int] = set()
         self.block_bytes = 0
         self.prevented = False
+        self.resets = 0
         self.descriptor = False
         self._tells_position = tells_position
 
@@ -148,6 +149,11 @@ class ScriptedDrive:
     def take_out(self) -> Tape | None:
         tape, self.tape, self.threaded = self.tape, None, False
         return tape
+
+    def reset(self, timeout_s: float) -> None:
+        self.resets += 1
+        self.attentions.append(RESET)
+        self.prevented = False
 
     def close(self) -> None:
         self.attentions = [RESET]
@@ -323,6 +329,9 @@ class ScriptedChanger:
         self.tells_serials = True
         self.sources: dict[int, int] = {}
         self.attentions: list[tuple[int, int, int]] = [RESET]
+
+    def reset(self, timeout_s: float) -> None:
+        self.attentions.append(RESET)
 
     def close(self) -> None:
         self.attentions = [RESET]

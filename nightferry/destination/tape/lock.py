@@ -16,9 +16,11 @@ class FileLock:
     sees whether anyone else was there in between.
     """
 
-    def __init__(self, fd: int, untouched: bool) -> None:
+    def __init__(self, fd: int, untouched: bool, former: str) -> None:
         self._fd = fd
         self._untouched = untouched
+        self.former = former
+        """The token of the holder before; empty when there was none."""
 
     @property
     def untouched(self) -> bool:
@@ -51,7 +53,8 @@ def try_lock(path: Path, token: str) -> FileLock | None:
     if before != body:
         os.ftruncate(fd, 0)
         os.pwrite(fd, body, 0)
-    return FileLock(fd, before == body)
+    _, _, former = before.decode(errors="replace").strip().partition(" ")
+    return FileLock(fd, before == body, former)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nightferry.clock import Clock
 from nightferry.destination.tape.alerts import FLAGS
 from nightferry.destination.tape.drive import EndOfMedium
+from nightferry.destination.tape.lease import Lease
 from nightferry.errors import (
     DestinationError,
     MediumDamaged,
@@ -42,6 +43,7 @@ from nightferry.scsi.transport import (
 )
 
 QUICK_S = 60.0
+_RESET_S = 120.0
 _BUSY_PAUSE_S = 0.5
 _MOST_ATTENTIONS = 32
 _ALERT_BYTES = 4096
@@ -81,6 +83,55 @@ class Device:
         self.attentions = 0
         """Unit attentions heard so far: each may mean that the medium moved or was exchanged."""
         self._clock = clock
+        self._lease: Lease | None = None
+        self._confirmed = -1
+        """The attentions after which the lease was confirmed."""
+        self._wants_reset = False
+
+    def guard(self, lease: Lease) -> None:
+        """From now on the device is used under a lease.
+
+        If somebody else had it before, it is reset first: what he sent and was not done must not be done any
+        more, and he is told so by a unit attention. We are told so by ours, and then ask whether the device is
+        ours still, before the next command goes out.
+        """
+        self._lease, self._confirmed = lease, -1
+        self._wants_reset |= not lease.untouched
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether it is used under a lease."""
+        return self._lease is not None
+
+    def _execute(
+        self,
+        command: bytes,
+        *,
+        data_out: bytes | memoryview | None = None,
+        data_in_len: int = 0,
+        timeout_s: float = QUICK_S,
+    ) -> Answer:
+        """Sends a command, unless the device is another's by now."""
+        if self._lease is not None:
+            self._lease.require()
+            if self._wants_reset:
+                self.transport.reset(_RESET_S)
+                self._wants_reset = False
+            self._confirm(self._lease)
+        answer = self.transport.execute(
+            command, data_out=data_out, data_in_len=data_in_len, timeout_s=timeout_s
+        )
+        if answer.status == CHECK_CONDITION:
+            self.attentions += parse_sense(answer.sense).key == UNIT_ATTENTION
+            if self._lease is not None:
+                self._confirm(self._lease)
+        return answer
+
+    def _confirm(self, lease: Lease) -> None:
+        """Asks whose the device is, when somebody may have taken it since that was last asked."""
+        if self._confirmed != self.attentions:
+            lease.confirm()
+            self._confirmed = self.attentions
 
     def run(
         self,
@@ -98,9 +149,7 @@ class Device:
         """
         deadline = self._clock.monotonic() + timeout_s
         while True:
-            answer = self.transport.execute(
-                command, data_out=data_out, data_in_len=data_in_len, timeout_s=timeout_s
-            )
+            answer = self._execute(command, data_out=data_out, data_in_len=data_in_len, timeout_s=timeout_s)
             if answer.status not in (BUSY, TASK_SET_FULL) or self._clock.monotonic() > deadline:
                 return self._sense(command, answer), answer.data, answer.arrived
             # It was not taken (SAM-5 §5.3.1): sending it again is no repetition.
@@ -112,7 +161,6 @@ class Device:
                 return None
             case _ if answer.status == CHECK_CONDITION:
                 sense = parse_sense(answer.sense)
-                self.attentions += sense.key == UNIT_ATTENTION
                 error = meaning(sense, self.name)
                 if error is not None:
                     raise error
@@ -151,14 +199,13 @@ class Device:
             Unavailable: it does not answer.
         """
         for _ in range(_MOST_ATTENTIONS):
-            answer = self.transport.execute(cdb.test_unit_ready(), timeout_s=QUICK_S)
+            answer = self._execute(cdb.test_unit_ready())
             if answer.status != CHECK_CONDITION:
                 self._sense(cdb.test_unit_ready(), answer)
                 return None
             sense = parse_sense(answer.sense)
             if sense.key != UNIT_ATTENTION:
                 return sense
-            self.attentions += 1
         raise Unavailable(f"{self.name} answers nothing but unit attentions", subject=self.name)
 
     def alerts(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from nightferry.destination.tape.drive import (
     Waiting,
     no_waiting,
 )
+from nightferry.destination.tape.lease import Lease
 from nightferry.destination.tape.scsi_device import QUICK_S, Device, Refused
 from nightferry.destination.tape.scsi_ready import UNLOAD_S, wait_until_ready
 from nightferry.errors import DestinationError, MediumDamaged, NightferryError, PositionLost
@@ -67,6 +68,7 @@ class ScsiDrive:
         self._longest = min(LONGEST_RECORD, transport.most_bytes)
         self._usual = RECORD_BYTES
         self._is_loaded = False
+        self._is_prevented = False
         self._is_lost = False
         self._heard = 0
         self._file = 0
@@ -86,6 +88,10 @@ class ScsiDrive:
     def is_loaded(self) -> bool:
         return self._is_loaded
 
+    def guard(self, lease: Lease) -> None:
+        """From now on the drive is used under a lease; see ``Device.guard``."""
+        self._device.guard(lease)
+
     # -- loading ------------------------------------------------------------------------------
 
     def load(self, waiting: Waiting = no_waiting) -> None:
@@ -98,9 +104,20 @@ class ScsiDrive:
         try:
             self.rewind()
             self._learn()
+            if self._device.is_guarded:
+                # A host that overslept its lease may still move the arm: the drive does not let the cartridge go.
+                self._set_prevented(True)
         except BaseException:
             self._is_loaded = False
             raise
+
+    def _set_prevented(self, on: bool) -> None:
+        try:
+            self._device.patiently(cdb.prevent_removal(on))
+        except Refused as refused:
+            if not refused.is_unsupported:
+                raise
+        self._is_prevented = on
 
     def _set_mode(self) -> None:
         """Variable blocks, buffered; the density stays as the cartridge has it."""
@@ -134,6 +151,8 @@ class ScsiDrive:
     def unload(self) -> None:
         self._is_loaded, self._is_lost = False, False
         device = self._device
+        if self._is_prevented:
+            self._set_prevented(False)
         if device.not_ready() is not None:
             return
         device.patiently(cdb.load_unload(load=False), timeout_s=UNLOAD_S)

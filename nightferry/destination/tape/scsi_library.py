@@ -12,6 +12,7 @@ from typing import Protocol
 from nightferry.destination.failure import os_errors
 from nightferry.destination.tape.changer import UNREADABLE, DriveLock
 from nightferry.destination.tape.drive import TapeDrive
+from nightferry.destination.tape.lease import Lease, Leases
 from nightferry.destination.tape.lock import FileLock, try_lock
 from nightferry.destination.tape.scsi_changer import ScsiChanger
 from nightferry.errors import ConfigError
@@ -41,6 +42,20 @@ class RealDrive(TapeDrive, Protocol):
     def close(self) -> None: ...
 
 
+class GuardedDrive(RealDrive, Protocol):
+    """A drive that can be used under a lease."""
+
+    def guard(self, lease: Lease) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leasing:
+    """Drives that are leased between hosts, in the library's order, and where."""
+
+    leases: Leases
+    drives: Sequence[GuardedDrive]
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where drives stand: the serial number of each and the address of its data transfer element."""
@@ -59,7 +74,8 @@ class ScsiLibrary:
         serials: Their serial numbers, which name the locks.
         locks: Folders in which a drive's lock is taken: one of this host, and one that all hosts share.
         cartridge_bytes: What a cartridge holds; None: as the barcodes say.
-        is_shared: Whether one of ``locks`` is seen by every host of the site.
+        leasing: Leases in the place of a shared folder; None: there are none.
+        unlocked: Says why hosts of the site are not kept apart; empty: they are, or there is one only.
     """
 
     def __init__(
@@ -71,7 +87,8 @@ class ScsiLibrary:
         locks: Sequence[Path],
         cartridge_bytes: int | None = None,
         *,
-        is_shared: bool = True,
+        leasing: Leasing | None = None,
+        unlocked: str = "",
     ) -> None:
         self._name = name
         self.changer = changer
@@ -79,8 +96,9 @@ class ScsiLibrary:
         self._serials = serials
         self._locks = locks
         self._cartridge_bytes = cartridge_bytes
-        self._is_shared = is_shared
-        self._token = secrets.token_hex(8)
+        self._leasing = leasing
+        self._unlocked = unlocked
+        self._token = secrets.token_hex(8) if leasing is None else leasing.leases.token
 
     @property
     def name(self) -> str:
@@ -103,7 +121,18 @@ class ScsiLibrary:
                     earlier.release()
                 return None
             taken.append(lock)
-        return _Locks(taken)
+        lease = None
+        if self._leasing is not None:
+            try:
+                # Whoever had the lock file of this host before does not use the drive any more.
+                lease = self._leasing.leases.try_take(self._serials[number], taken[0].former)
+            finally:
+                if lease is None:
+                    _Locks(taken).release()
+            if lease is None:
+                return None
+            self._leasing.drives[number].guard(lease)
+        return _Locks(taken, lease)
 
     def check(self) -> list[Finding]:
         elements = self.changer.inventory()
@@ -127,36 +156,44 @@ class ScsiLibrary:
                     "put a readable barcode label on it; until then it is left alone",
                 )
             )
-        if not self._is_shared:
+        if self._unlocked:
             findings.append(
                 Finding(
                     "NF-TAPE-012",
-                    "warn",
-                    f"no folder is shared by the hosts of this site: the drives of {self._name} are locked "
-                    "between processes of this host only",
-                    "let one host own the library, or give each host drives of its own (docs/tape-library.md)",
+                    "fail",
+                    f"the drives of {self._name} are locked between processes of this host only: {self._unlocked}",
+                    "name the drives' /dev/sg* nodes, or let the catalog lie in a folder that all hosts share "
+                    "(docs/tape-library.md)",
                 )
             )
         return findings
 
     def close(self) -> None:
-        # What is loaded stays so: another process may have taken the drive over since.
-        for drive in self.drives:
-            drive.close()
-        self.changer.close()
+        try:
+            if self._leasing is not None:
+                self._leasing.leases.close()
+        finally:
+            # What is loaded stays so: another process may have taken the drive over since.
+            for drive in self.drives:
+                drive.close()
+            self.changer.close()
 
 
 class _Locks:
-    """Several locks held as one."""
+    """Several locks, and a lease, held as one."""
 
-    def __init__(self, locks: list[FileLock]) -> None:
+    def __init__(self, locks: list[FileLock], lease: Lease | None = None) -> None:
         self._locks = locks
+        self._lease = lease
 
     @property
     def untouched(self) -> bool:
-        return all(lock.untouched for lock in self._locks)
+        mine = self._lease is None or self._lease.untouched
+        return mine and all(lock.untouched for lock in self._locks)
 
     def release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
         for lock in reversed(self._locks):
             lock.release()
 

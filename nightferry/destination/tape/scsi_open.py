@@ -10,10 +10,11 @@ from pathlib import Path
 
 from nightferry.clock import Clock
 from nightferry.destination.tape.changer import Address
+from nightferry.destination.tape.lease import Leases
 from nightferry.destination.tape.scsi_changer import ScsiChanger
 from nightferry.destination.tape.scsi_device import Device, Refused
 from nightferry.destination.tape.scsi_drive import ScsiDrive
-from nightferry.destination.tape.scsi_library import Places, RealDrive, ScsiLibrary, match_drives
+from nightferry.destination.tape.scsi_library import Leasing, Places, RealDrive, ScsiLibrary, match_drives
 from nightferry.destination.tape.st_drive import StDrive
 from nightferry.destination.tape.st_node import LinuxTapeNode, is_tape_node
 from nightferry.errors import ConfigError
@@ -33,7 +34,10 @@ class Options:
     elements: tuple[int, ...] = ()
     cartridge_bytes: int | None = None
     reserve_bytes: int = 160 << 20
-    is_shared: bool = True
+    leases: Leases | None = None
+    """Where drives are leased, if no folder of ``locks`` is shared by the hosts."""
+    one_host: bool = True
+    """Nobody on another host uses the library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,16 @@ def _library(
     name: str, changer: ScsiChanger, drives: Sequence[RealDrive], places: Places, options: Options
 ) -> ScsiLibrary:
     changer.watch(drives, places.elements)
+    leasing, unlocked = None, ""
+    if options.leases is not None:
+        guarded = [drive for drive in drives if isinstance(drive, ScsiDrive)]
+        if len(guarded) == len(drives):
+            leasing = Leasing(options.leases, guarded)
+        elif not options.one_host:
+            unlocked = (
+                "the catalog is in a bucket, and the kernel's tape driver does not let a drive be reset "
+                "that a host which lost it may still write to"
+            )
     return ScsiLibrary(
         name,
         changer,
@@ -211,5 +225,6 @@ def _library(
         places.serials,
         options.locks,
         options.cartridge_bytes,
-        is_shared=options.is_shared,
+        leasing=leasing,
+        unlocked=unlocked,
     )

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-from prefect.states import Cancelled, Completed, Failed
+import asyncio
+import importlib
+import pkgutil
 
-from nightferry.errors import GateClosed, PartFailed
+import httpx
+import prefect.exceptions
+import pytest
+from prefect.states import Cancelled, Completed, Crashed, Failed, exception_to_failed_state
+
+import nightferry
+from nightferry.cli.backup import _own_error
+from nightferry.errors import Cancelled as Stopped
+from nightferry.errors import GateClosed, NightferryError, PartFailed, PrefectRequired
+from tasks.bridge import at_work
 from tasks.place import told
 
 
@@ -22,18 +32,68 @@ def test_an_error_of_ours_is_raised_as_the_same_error_again():
         state.result()
 
 
+def kinds() -> list[type[NightferryError]]:
+    """Every error class of the core, wherever it is defined."""
+    for module in pkgutil.walk_packages(nightferry.__path__, "nightferry."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found: list[type[NightferryError]] = [NightferryError]
+    for kind in found:
+        found += [each for each in kind.__subclasses__() if each not in found]
+    return [kind for kind in found if kind.__module__.startswith("nightferry.")]
+
+
+def as_sent(error: NightferryError) -> Failed:
+    """The state that the server keeps of a flow which raised this: Prefect's own words, and no data."""
+    state = asyncio.run(exception_to_failed_state(error, message="Flow run encountered an exception:"))
+    return Failed(message=state.message)
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
+def test_every_error_of_the_core_ends_with_the_exit_code_that_it_has_here(kind):
+    raised = kind.__new__(kind)  # some say more than a message, and none of that is sent
+    NightferryError.__init__(raised, "a file\nof two lines: gone", hint="mend it", subject="SG1/a")
+    with pytest.raises(NightferryError) as here, at_work():
+        raise raised
+    assert (here.value.hint, here.value.subject) == ("mend it", "SG1/a")
+    with pytest.raises(NightferryError, match=r"^a file\nof two lines: gone$") as there:
+        told("stage-one", "TEX-ACTV-1", as_sent(here.value)).result()
+    assert there.value.exit_code == here.value.exit_code == kind.exit_code
+    assert type(there.value) is type(here.value)
+    assert isinstance(raised, type(there.value))
+
+
 @pytest.mark.parametrize(
-    "state",
+    ("state", "kind"),
     [
-        Failed(message="Flow run encountered an exception: MemoryError: "),
-        Failed(message="Flow run encountered an exception: Path: not an error class of ours"),
-        Failed(name="Crashed", message=None),
-        Cancelled(message="somebody stopped it"),
+        (Failed(message="Flow run encountered an exception: MemoryError: "), NightferryError),
+        (
+            Failed(message="Flow run encountered an exception: Path: not an error class of ours"),
+            NightferryError,
+        ),
+        (Failed(message="Flow run encountered an exception: ConnectError: no route"), PrefectRequired),
+        (Failed(message="Flow run encountered an exception: MissingFlowError: no such"), PrefectRequired),
+        (Crashed(message=None), PartFailed),
+        (Cancelled(message="somebody stopped it"), Stopped),
     ],
 )
-def test_anything_else_names_the_flow_and_the_node(state):
-    with pytest.raises(PartFailed, match="stage-one on TEX-ACTV-1 ended"):
+def test_anything_else_names_the_flow_and_the_node(state, kind):
+    with pytest.raises(NightferryError, match="stage-one on TEX-ACTV-1 ended") as raised:
         told("stage-one", "TEX-ACTV-1", state).result()
+    assert type(raised.value) is kind
+    if raised.value.exit_code != 50:
+        # What the command line says of the same end of its own flow.
+        local = state if state.is_cancelled() else Failed(message=state.message, data=of_name(state.message))
+        own = _own_error(local)
+        assert own is not None
+        assert own.exit_code == raised.value.exit_code
+
+
+def of_name(message: str) -> Exception:
+    """An exception of the class that a message names."""
+    name = message.split(": ")[1]
+    found = getattr(httpx, name, None) or getattr(prefect.exceptions, name, None)
+    return found("no") if found is not None else type(name, (Exception,), {})()
 
 
 def test_a_named_outcome_keeps_its_name():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.errors import Unavailable
+from nightferry.errors import DestinationError, Unavailable
 from nightferry.scsi import cdb
 from nightferry.scsi.sgio import SgIoHeader, SgTransport
 from nightferry.scsi.transport import CHECK_CONDITION, GOOD, Indeterminate
@@ -119,3 +119,20 @@ def test_a_lent_descriptor_stays_open() -> None:
         os.fstat(fd)
     finally:
         os.close(fd)
+
+
+def test_a_reset_asks_for_the_device_alone_and_says_what_rights_it_needs() -> None:
+    asked: list[tuple[int, bytes]] = []
+
+    def kernel(fd: int, request: int, argument: bytearray | SgIoHeader) -> None:
+        assert isinstance(argument, bytearray)
+        asked.append((request, bytes(argument)))
+        if len(asked) > 1:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    transport(kernel).reset(1)
+    # SG_SCSI_RESET with SG_SCSI_RESET_DEVICE | SG_SCSI_RESET_NO_ESCALATE (Linux include/scsi/sg.h).
+    assert asked == [(0x2284, (0x101).to_bytes(4, "little"))]
+    with pytest.raises(DestinationError, match="/dev/null cannot be reset") as refused:
+        transport(kernel).reset(1)
+    assert "CAP_SYS_RAWIO" in refused.value.hint

@@ -1,0 +1,173 @@
+"""Leases on drives: who gets one, when a silent holder loses his, and who notices."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from nightferry.catalog.drives import LOOK_S, DriveLeases
+from nightferry.catalog.lease import LEASE_S
+from nightferry.catalog.memory import MemoryStorage
+from nightferry.catalog.query import Catalog
+from nightferry.errors import CatalogError, DriveTaken, Unavailable
+from nightferry.model.records import CartridgeRecord, DriveLeaseRecord
+from nightferry.ops.register import CatalogRegister
+from tests.support.small_site import HandClock
+
+DRIVE = "HU1"
+AT = datetime(2026, 11, 30, tzinfo=UTC)
+
+
+class Away(MemoryStorage):
+    """A place that may go away."""
+
+    away = False
+
+    def names(self, folder: str) -> list[str]:
+        if self.away:
+            raise CatalogError("the bucket is away", hint="check the network")
+        return super().names(folder)
+
+
+@pytest.fixture
+def place() -> Away:
+    return Away()
+
+
+class Host:
+    """A process on a host of its own."""
+
+    def __init__(self, place: MemoryStorage, name: str) -> None:
+        self.clock = HandClock()
+        self.catalog = Catalog(place, node=name, clock=self.clock)
+        self.said: list[str] = []
+        self.leases = DriveLeases(self.catalog, say=self.said.append, clock=self.clock)
+
+    def wait(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+
+    def take(self, dead: str = "") -> object:
+        return self.leases.try_take(DRIVE, dead)
+
+
+def cartridge() -> CartridgeRecord:
+    return CartridgeRecord(barcode="A00001L9", destination="tape", pool="daily", state="appendable", at=AT)
+
+
+def test_one_of_two_gets_a_drive_and_the_other_after_it_was_given_back(place: Away) -> None:
+    one, two = Host(place, "one"), Host(place, "two")
+    lease = one.leases.try_take(DRIVE, "")
+    assert lease is not None
+    assert not lease.untouched, "nobody knows who had it before the first lease"
+    assert two.take() is None
+    lease.release()
+    one.leases.close()
+    two.wait(LOOK_S)
+    theirs = two.leases.try_take(DRIVE, "")
+    assert theirs is not None
+    assert not theirs.untouched
+    assert [r.state for r in two.catalog.all(DriveLeaseRecord)] == ["held"]
+    two.leases.close()
+    assert place.names("locks") == []
+
+
+def test_a_drive_that_was_released_is_kept_until_two_beats_went_by_without_use(place: Away) -> None:
+    one = Host(place, "one")
+    lease = one.leases.try_take(DRIVE, "")
+    assert lease is not None
+    events = one.catalog.last
+    lease.release()
+    again = one.leases.try_take(DRIVE, "")
+    assert again is lease
+    assert again.untouched
+    assert one.catalog.last == events, "images that follow each other cost no event"
+    assert one.take() is None, "two threads never have one drive"
+    again.release()
+    one.leases.beat()
+    assert one.catalog.last == events
+    one.leases.beat()
+    assert [r.state for r in one.catalog.all(DriveLeaseRecord)] == ["free"]
+    third = one.leases.try_take(DRIVE, "")
+    assert third is not None
+    assert third.untouched, "nobody else had it meanwhile"
+    one.leases.close()
+
+
+def test_a_holder_that_beats_keeps_its_drive_and_a_silent_one_loses_it_by_the_watchers_clock(
+    place: Away,
+) -> None:
+    one, two = Host(place, "one"), Host(place, "two")
+    one.wait(31 * 60)  # what its clock says is nobody's business
+    lease = one.leases.try_take(DRIVE, "")
+    assert lease is not None
+    for _ in range(3):
+        assert two.take() is None
+        two.wait(LEASE_S - LOOK_S)
+        one.leases.beat()
+    assert two.take() is None
+    two.wait(LEASE_S - LOOK_S)
+    assert two.take() is None
+    two.wait(LOOK_S)
+    theirs = two.leases.try_take(DRIVE, "")
+    assert theirs is not None
+    assert not theirs.untouched
+    assert [("one" in text, "taken over" in text) for text in two.said] == [(True, True)] * 2
+    lease.require()  # it does not know yet
+    with pytest.raises(DriveTaken, match=r"the drive HU1 was taken over by process .* on two"):
+        lease.confirm()
+    with pytest.raises(DriveTaken):
+        lease.require()
+    theirs.confirm()
+    one.leases.close()
+    assert [r.node for r in two.catalog.all(DriveLeaseRecord) if r.state == "held"] == ["two"]
+
+
+def test_an_overtaken_holder_learns_it_at_its_next_beat(place: Away) -> None:
+    one, two = Host(place, "one"), Host(place, "two")
+    lease = one.leases.try_take(DRIVE, "")
+    assert lease is not None
+    assert two.take(dead=one.leases.token) is not None
+    one.leases.beat()
+    with pytest.raises(DriveTaken):
+        lease.require()
+    one.wait(LOOK_S)
+    assert one.take() is None
+
+
+def test_whoever_lost_a_drive_records_nothing_more_of_its_cartridge(place: Away) -> None:
+    one, two = Host(place, "one"), Host(place, "two")
+    lease = one.leases.try_take(DRIVE, "")
+    other = one.leases.try_take("HU2", "")
+    assert lease is not None
+    assert other is not None
+    register = CatalogRegister(one.catalog, "tape", one.leases)
+    register.record(cartridge())
+    assert two.take(dead=one.leases.token) is not None
+    before = two.catalog.last
+    with pytest.raises(DriveTaken):
+        register.record(cartridge().model_copy(update={"state": "full"}))
+    two.catalog.refresh()
+    assert two.catalog.last == before
+    lease.release()
+    register.record(cartridge())  # with the drive that is left
+
+
+def test_a_holder_known_to_be_dead_is_not_waited_for(place: Away) -> None:
+    one, two = Host(place, "one"), Host(place, "two")
+    assert one.take() is not None
+    theirs = two.leases.try_take(DRIVE, one.leases.token)
+    assert theirs is not None
+    assert not theirs.untouched
+
+
+def test_without_the_log_nobody_goes_on(place: Away) -> None:
+    one = Host(place, "one")
+    lease = one.leases.try_take(DRIVE, "")
+    assert lease is not None
+    place.away = True
+    with pytest.raises(Unavailable, match="whether the drive HU1 is still this host's cannot be told"):
+        lease.confirm()
+    place.away = False
+    lease.confirm()
+    one.leases.close()
