@@ -346,7 +346,7 @@ class Catalog:
         """Images that keep this cartridge from being written over.
 
         Those with a copy on it that is neither lost nor expired, and those that it was written with while
-        their record does not say yet what became of it.
+        their record does not say yet what became of it, and no later copy there is verified.
         """
         return sorted(self.live_by_cartridge(destination).get(barcode, ()))
 
@@ -357,12 +357,16 @@ class Catalog:
             for image in cartridge.images:
                 written_to[image].add(cartridge.barcode)
         live: dict[str, set[str]] = defaultdict(set)
-        for placed in self._placed(CopyRecord, destination=destination):
-            copy = placed.record
+        copies = [placed.record for placed in self._placed(CopyRecord, destination=destination)]
+        proved: dict[str, int] = defaultdict(int)
+        for copy in copies:
+            if copy.state == "verified":
+                proved[copy.image] = max(proved[copy.image], copy.epoch)
+        for copy in copies:
             if copy.state in ("lost", "expired"):
                 continue
             on_them = _barcodes(copy)
-            if copy.state == "writing":
+            if copy.state == "writing" and copy.epoch > proved[copy.image]:
                 on_them |= written_to.get(copy.image, set())
             for barcode in on_them:
                 live[barcode].add(copy.image)

@@ -27,9 +27,9 @@ DATA = random.Random(7).randbytes(6 * MIB - 321)
 class Shop:
     """A scripted library; its first drive is the one that writes."""
 
-    def __init__(self, folder: Path, *, tells_position: bool, drives: int) -> None:
+    def __init__(self, folder: Path, *, tells_position: bool, drives: int, capacity: int = 16 * MIB) -> None:
         self.drives = [ScriptedDrive(f"HU{n}", tells_position=tells_position) for n in range(drives)]
-        self.tapes = [Tape(f"A0000{n}L9", 16 * MIB) for n in range(1, 4)]
+        self.tapes = [Tape(f"A0000{n}L9", capacity) for n in range(1, 4)]
         changer = ScriptedChanger(self.drives, self.tapes, slots=5)
         self.register = MemoryRegister()
         self.said = Said()
@@ -46,10 +46,11 @@ class Shop:
 
         self.open = opened
 
-    def put(self, on_chunk: Callable[[int], None]) -> Receipt:
+    def put(self, on_chunk: Callable[[int], None], index: bytes = b"index") -> Receipt:
         tape = self.open()
         try:
-            return put(tape, PlainImage("run.SG1.a.L0", DATA, on_chunk=on_chunk), progress=self.said)
+            image = PlainImage("run.SG1.a.L0", DATA, index, on_chunk=on_chunk)
+            return put(tape, image, progress=self.said)
         finally:
             tape.close()
 
@@ -63,6 +64,10 @@ class Shop:
     def copies(self) -> int:
         """How often the image's first chunk is anywhere."""
         return sum(block == DATA[:MIB] for tape in self.tapes for block in tape.blocks)
+
+    def layout(self) -> list[list[int | None]]:
+        """Every cartridge's blocks by their length, None for a filemark."""
+        return [[None if b is None else len(b) for b in tape.blocks] for tape in self.tapes]
 
     def writing(self) -> ScriptedDrive:
         return next(drive for drive in self.drives if drive.tape is not None)
@@ -121,6 +126,83 @@ def test_a_cut_session_goes_on_behind_the_last_record_that_is_there(
     assert shop.copies() == 1
     assert receipt.location["parts"][0]["file"] == 1
     assert len(receipt.location["parts"]) == 1
+
+
+def cut_at(drive: ScriptedDrive, number: int, *, applied: bool) -> Callable[[], int]:
+    """Cuts the session at the drive's ``number``-th WRITE or WRITE FILEMARKS; returns how many there were."""
+    execute, seen = drive.execute, 0
+
+    def watched(cdb: bytes, **rest: object) -> play.Answer:
+        nonlocal seen
+        if cdb[0] == play.WRITE or (cdb[0] == play.FILEMARKS and any(cdb[2:5])):
+            seen += 1
+            if seen == number:
+                (drive.script.afterwards if applied else drive.script.instead)(cdb[0], CUT)
+        return execute(cdb, **rest)  # type: ignore[arg-type]
+
+    drive.execute = watched  # type: ignore[method-assign, assignment]
+    return lambda: seen
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
+@pytest.mark.parametrize("tells_position", [True, False], ids=["position told", "position counted"])
+@pytest.mark.parametrize(
+    ("capacity", "index"),
+    [(16 * MIB, bytes(5 * MIB // 2)), (4 * MIB, b"index"), (4 * MIB, bytes(3 * MIB // 2))],
+    ids=["a trailer of three records", "spanned", "a final trailer that is given up"],
+)
+def test_a_cut_at_any_write_leaves_the_tapes_as_if_there_had_been_none(
+    tmp_path: Path, applied: bool, tells_position: bool, capacity: int, index: bytes
+) -> None:
+    """Labels, records, filemarks, trailers: nothing twice, nothing dead, in the one drive there is."""
+
+    def shop() -> Shop:
+        return Shop(tmp_path, tells_position=tells_position, drives=1, capacity=capacity)
+
+    undisturbed = shop()
+    writes = cut_at(undisturbed.drives[0], 0, applied=applied)
+    undisturbed.put(lambda chunk: None, index)
+    for number in range(1, writes() + 1):
+        cut = shop()
+        cut_at(cut.drives[0], number, applied=applied)
+        receipt = cut.put(lambda chunk: None, index)
+        assert cut.layout() == undisturbed.layout()
+        assert cut.read(receipt) == DATA
+        assert not cut.register.drives
+        assert all("dead space" not in record.note for record in cut.register.kept.values())
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["done", "not done"])
+def test_a_cut_while_what_a_stopped_process_left_is_closed_costs_neither_drive_nor_cartridge(
+    tmp_path: Path, applied: bool
+) -> None:
+    shop = Shop(tmp_path, tells_position=True, drives=1)
+
+    def stop(chunk: int) -> None:
+        if chunk == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shop.put(stop)
+    cut_at(shop.drives[0], 1, applied=applied)
+    receipt = shop.put(lambda chunk: None)
+    assert shop.read(receipt) == DATA
+    assert [(p["barcode"], p["file"]) for p in receipt.location["parts"]] == [("A00001L9", 2)]
+    assert not shop.register.drives
+
+
+def test_what_somebody_else_wrote_behind_a_write_in_doubt_is_not_written_over(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, tells_position=True, drives=2)
+    theirs = b"another host's" * 1000
+
+    def meddle(drive: ScriptedDrive) -> None:
+        assert drive.tape is not None
+        drive.tape.blocks += [theirs, None]
+        drive.script.instead(play.WRITE, CUT)
+
+    receipt = shop.put(nth_write(shop, 3, meddle))
+    assert shop.read(receipt) == DATA
+    assert sum(theirs in tape.blocks for tape in shop.tapes) == 1
 
 
 def test_a_reset_of_the_drive_is_no_reason_to_begin_anew(shop: Shop) -> None:

@@ -298,6 +298,42 @@ def test_a_full_pool_waits_while_another_lane_goes_on_then_names_what_is_missing
     assert [f.image for f in rig.tape().scan()] == ["small"]
 
 
+def test_an_image_that_no_cartridge_was_left_for_is_dead_space_on_record_and_begins_anew(rig: Rig) -> None:
+    rig.make(cartridge_bytes=6 * MIB, cartridges=3, slots=8)
+    image, other = Image("i1", os.urandom(16 * MIB)), Image("i0", os.urandom(MIB))
+    first = put(rig.tape(), other)
+    with pytest.raises(NoScratch, match=r"1 missing for 2\.0 MiB"):
+        put(rig.opened[-1], image)
+    rig.opened[-1].close()
+    kept = dict(rig.register.kept)
+    begins = {"A00001L9": 3, "A00002L9": 1, "A00003L9": 1}
+    assert {b: r.note for b, r in kept.items()} == {
+        b: f"dead space in tape files {at}, {at + 1}: a part of i1, not finished" for b, at in begins.items()
+    }
+    assert {r.state for r in kept.values()} == {"full"}
+    for barcode, record in kept.items():
+        on_medium = [data for name, data in rig.files(barcode).items() if name.endswith(".tape")]
+        assert record.used_bytes == sum(map(len, on_medium))
+        assert record.tape_files == len(on_medium)
+
+    changer = VirtualLibrary(rig.path).changer
+    for number in range(4):
+        changer.add(f"NEW00{number}L9")
+    tape = rig.tape()
+    assert tape.find("i1", 2) is None
+    receipt = put(tape, image, 2)
+    assert {b[:3] for b in barcodes(receipt)} == {"NEW"}
+    assert read_all(tape, receipt) == image.data
+    assert read_all(tape, first) == other.data
+    tape.close()
+    # The dead parts are left as they were, and are nobody's copy.
+    for barcode, record in kept.items():
+        now = rig.register.kept[barcode]
+        assert (now.note, now.used_bytes, now.state) == (record.note, record.used_bytes, "full")
+    found = {f.image: (f.epoch, f.location) for f in rig.tape().scan()}
+    assert found == {"i0": (1, first.location), "i1": (2, receipt.location)}
+
+
 def test_a_cartridge_that_arrives_ends_the_wait(rig: Rig) -> None:
     rig.make(cartridge_bytes=4 * MIB, cartridges=1)
     tape = rig.tape(wait_s=3600)
@@ -538,12 +574,14 @@ def test_check_says_that_no_cartridge_may_be_written_and_what_is_foreign(rig: Ri
     rig.opened.clear()
 
 
-def test_an_existing_library_with_other_numbers_is_refused_and_drives_may_grow(tmp_path: Path) -> None:
+def test_an_existing_library_with_other_numbers_is_refused_and_drives_and_slots_may_grow(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "library"
     open_virtual(path, 2, 4, 8 * MIB)
     for drives, slots, cartridge_bytes, said in [
         (2, 4, 9 * MIB, r"cartridge_bytes = 8388608, the site file says 9437184"),
-        (2, 5, 8 * MIB, r"slots = 4, the site file says 5"),
+        (2, 3, 8 * MIB, r"4 slots, the site file says 3"),
         (1, 4, 8 * MIB, r"2 drives, the site file says 1"),
     ]:
         with pytest.raises(ConfigError, match=said):
@@ -551,6 +589,15 @@ def test_an_existing_library_with_other_numbers_is_refused_and_drives_may_grow(t
     assert len(open_virtual(path, 3, 4, 8 * MIB).drives) == 3
     kinds = [e.address.kind for e in VirtualLibrary(path).changer.inventory()]
     assert kinds == ["slot"] * 4 + ["drive"] * 3 + ["port"] * 2
+    changer = VirtualLibrary(path).changer
+    changer.move(Address("slot", 1), Address("port", 0))
+    changer.add("A00006L9")
+    grown = open_virtual(path, 3, 7, 8 * MIB).changer.inventory()
+    assert [e.barcode for e in grown if e.address.kind == "slot"] == [
+        "A00001L9", "A00006L9", "A00003L9", "A00004L9", "A00005L9", "", "A00007L9",
+    ]  # fmt: skip
+    assert [e.barcode for e in grown if e.address.kind == "port"] == ["A00002L9", ""]
+    assert open_virtual(path, 3, 7, 8 * MIB).changer.inventory() == grown
 
 
 def test_a_library_is_not_made_on_a_disk_that_is_not_mounted_nor_in_a_folder_of_others(

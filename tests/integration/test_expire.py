@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.errors import CopyMissing, ImplausibleExpiry
+from nightferry.errors import CopyMissing, ImplausibleExpiry, NoScratch
 from nightferry.model.records import CopyRecord, ExpiryRecord
 from nightferry.ops import check, expire, gate, hold, media, restore, stage, stream, verify
 from nightferry.ops.opened import OpenSite
@@ -39,6 +39,37 @@ def nights(opened: OpenSite, clock: HandClock, count: int) -> None:
     for _ in range(count):
         assert night.night(opened, BACK_GROUP).result == "whole"
         clock.advance(DAY)
+
+
+def test_cartridges_of_an_image_that_could_not_be_finished_are_scratch_once_it_is_elsewhere(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    site, clock = make_site(copies=("tape",), cartridge="4 MiB", more=KEEP_2), HandClock()
+    (site.store("SG1/a") / "large.bin").write_bytes(os.urandom(30 << 20))
+    with site.open(clock) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        with pytest.raises(NoScratch):
+            night.stage_two(opened, record)
+        wasted = {c.barcode for c in opened.catalog.cartridges("tape") if "dead space" in c.note}
+        assert len(wasted) >= 5
+        clock.advance(DAY)
+        # Nothing says yet that they are not needed.
+        run_expire(opened)
+        assert not {c.barcode for c in opened.catalog.cartridges("tape") if c.state == "expired"}
+    library = (
+        f'{{ kind = "virtual", path = "{site.library}", drives = 2, slots = 40, cartridge_bytes = "4 MiB" }}'
+    )
+    site.write_file(tape=library)
+    with site.open(clock) as opened:
+        night.night(opened, BACK_GROUP)
+        name = image(10)
+        run_expire(opened)
+        scratch = {c.barcode for c in opened.catalog.cartridges("tape") if c.state == "expired"}
+        [copy] = [c for c in opened.catalog.copies(name) if c.destination == "tape"]
+        assert scratch
+        assert scratch <= wasted
+        assert scratch.isdisjoint(part["barcode"] for part in copy.location["parts"])
+        bring_back(opened, name, tmp_path / "back", "tape")
 
 
 def run_expire(opened: OpenSite, **options: object) -> expire.Expiry:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from nightferry.errors import NoScratch
+from nightferry.model.records import DriveRecord
 from nightferry.ops import restore
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
@@ -90,12 +92,31 @@ def wire(server: Tgtd) -> Iterator[Wire]:
         yield wire
 
 
+@pytest.mark.parametrize("done", [True, False], ids=["done", "not done"])
 @pytest.mark.parametrize(
-    ("code", "number"),
-    [(FILEMARKS, 2), (WRITE, -1), (FILEMARKS, 3)],
-    ids=["the image's filemark", "the trailer", "the trailer's filemark"],
+    ("code", "number", "mib", "what"),
+    [
+        (WRITE, 1, 0, ""),
+        (FILEMARKS, 1, 0, ""),
+        (FILEMARKS, 2, 0, "the filemark"),
+        (WRITE, -1, 0, "record 0 of the trailer"),
+        (FILEMARKS, 3, 0, "the filemark of the trailer"),
+        (FILEMARKS, 2, 30, "the filemark"),
+        (WRITE, -1, 30, "record 0 of the trailer"),
+        (FILEMARKS, 3, 30, "the filemark of the trailer"),
+    ],
+    ids=[
+        "the label",
+        "its filemark",
+        "the image's filemark",
+        "the trailer",
+        "the trailer's filemark",
+        "a part's filemark",
+        "a part's trailer",
+        "its trailer's filemark",
+    ],
 )
-def test_a_commit_that_was_done_and_never_acknowledged_neither_doubles_nor_loses_anything(
+def test_a_commit_that_was_never_acknowledged_leaves_the_tape_as_if_it_had_been(
     make_site: MakeSite,
     server: Tgtd,
     wire: Wire,
@@ -103,27 +124,46 @@ def test_a_commit_that_was_done_and_never_acknowledged_neither_doubles_nor_loses
     tmp_path: Path,
     code: int,
     number: int,
+    mib: int,
+    what: str,
+    done: bool,
 ) -> None:
     """The label's filemark is the first; the first write behind the second is the trailer's."""
     toml = server.toml.replace(str(server.port), str(wire.port))
     site = make_site(tape=toml, copies=("tape",), stores={"SG1": ("a",)})
-    filemarks, done = 0, False
+    (site.store("SG1/a") / "large.bin").write_bytes(os.urandom(mib * MIB))
+    seen: Counter[int] = Counter()
+    cut: list[int] = []
 
     def see(cdb: bytes) -> None:
-        nonlocal filemarks, done
-        filemarks += cdb[0] == FILEMARKS
-        due = filemarks == (2 if code == WRITE else number)
-        if cdb[0] == code and due and not done:
-            done = True
-            wire.cut_before_answer()
+        # WRITE FILEMARKS of none only asks for early warning.
+        seen[cdb[0]] += cdb[0] == WRITE or (cdb[0] == FILEMARKS and any(cdb[2:5]))
+        due = seen[FILEMARKS] == 2 if number < 0 else seen[code] == number
+        if cdb[0] == code and due and not cut:
+            cut.append(0 if done else server.cut_sessions())
+            if done:
+                wire.cut_before_answer()
 
     before_each(see)
+    said = Said()
     with site.open() as opened:
-        assert night.night(opened, BACK_GROUP).result == "whole"
+        record = night.stage_one(opened, BACK_GROUP)
+        night.stage_two(opened, record, said)
         come_back(site, opened, tmp_path / "back")
         images = [image.image for image in opened.catalog.images()]
-    assert wire.lost == 1
-    assert whole_copies(dump(server, tmp_path)) == dict.fromkeys(images, 1)
+        assert not list(opened.catalog.all(DriveRecord))
+        notes = [cartridge.note for cartridge in opened.catalog.cartridges("tape")]
+        assert not [note for note in notes if "dead space" in note]
+    assert wire.lost == done
+    outcome = "was written" if done else "was not written"
+    assert not what or [line for line in said.lines if f"{what} {outcome}: going on behind it" in line]
+    tapes = dump(server, tmp_path)
+    assert whole_copies(tapes) == dict.fromkeys(images, 1)
+    # Behind the label an image, its trailer, and so on: nothing is there that no trailer names.
+    assert len(tapes) == (2 if mib else 1)
+    for files in tapes.values():
+        trailers = [data.startswith(b".nightferry/trailer.json\0") for data in files[1:]]
+        assert trailers == [False, True] * (len(files) // 2)
 
 
 def test_a_full_pool_is_waited_for_and_then_says_how_many_cartridges_are_missing(
@@ -138,7 +178,12 @@ def test_a_full_pool_is_waited_for_and_then_says_how_many_cartridges_are_missing
             record = night.stage_one(opened, BACK_GROUP)
             with pytest.raises(NoScratch, match=r"no scratch cartridge in pool daily: 3 missing for 1\d"):
                 night.stage_two(opened, record, said)
+            notes = {c.barcode: c.note for c in opened.catalog.cartridges("tape")}
+            assert len(notes) == 2
+            assert all("dead space in tape files 1, 2: a part of" in note for note in notes.values())
+            used = {c.barcode: c.used_bytes for c in opened.catalog.cartridges("tape")}
         assert [line for line in said.lines if line.startswith("waiting for")]
+        assert used == {barcode: sum(map(len, files)) for barcode, files in dump(server, tmp_path).items()}
         # A larger library, and the rerun delivers: what the first try wrote is dead space.
         server.kill()
         server.tapes = 7

@@ -150,6 +150,36 @@ class Bays:
         finally:
             self._give_back(bay)
 
+    def has_other(self, bay: Bay) -> bool:
+        """Whether there is another drive that is not set aside."""
+        return any(other is not bay and not other.aside for other in self._bays)
+
+    @contextmanager
+    def another(self, bay: Bay) -> Iterator[Bay]:
+        """A free bay besides a leased one, whose cartridge is put away for it; never waits.
+
+        Raises:
+            Unavailable: no other is free.
+            DestinationError: the cartridge does not come out; the drive is set aside then.
+        """
+        other = self._take_best(len)
+        if other is None:
+            raise Unavailable(
+                f"no other drive of {self._library.name} is free to try what {bay.name} cannot read",
+                hint="try again when another drive is free; nothing is proved of the cartridge",
+                subject=self._library.name,
+            )
+        try:
+            try:
+                self.put_away(bay)
+            except DestinationError as error:
+                if bay.drive.raised(error):
+                    self.set_aside(bay, error)
+                raise
+            yield other
+        finally:
+            self._give_back(other)
+
     def _mounted(self, barcode: str, cancel: Cancel) -> Bay:
         """A newly leased bay with the cartridge in it; drives that fail at it are set aside."""
         self._await_arrival(barcode, cancel)
@@ -294,8 +324,7 @@ class Bays:
                 raise
             del self._unloadable[barcode]
             if first.aside:
-                first.aside = ""
-                self._watcher.taken_back(first.drive.number, f"{bay.name} cannot load {barcode} either")
+                self.take_back(first, f"{bay.name} cannot load {barcode} either")
             raise MediumDamaged(
                 f"neither {first.name} nor {bay.name} can load {barcode}: {error}", subject=barcode
             ) from error
@@ -372,8 +401,12 @@ class Bays:
         if all(bay.aside for bay in self._bays):
             self._unloadable.clear()
             for bay in self._bays:
-                bay.aside = bay.stuck = ""
-                self._watcher.taken_back(bay.drive.number, "every drive had failed")
+                self.take_back(bay, "every drive had failed")
+
+    def take_back(self, bay: Bay, why: str) -> None:
+        """Uses a drive again that was set aside."""
+        bay.aside = bay.stuck = ""
+        self._watcher.taken_back(bay.drive.number, why)
 
     def set_aside(self, bay: Bay, why: DestinationError) -> None:
         """Does not use a drive any more; its cartridge goes to a slot, or is stuck. The lease stays the

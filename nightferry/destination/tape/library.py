@@ -26,6 +26,7 @@ from nightferry.destination.tape.layout import Location, Trailer, parse_location
 from nightferry.destination.tape.media import CartridgeView, Media, MediumView
 from nightferry.destination.tape.pool import Pool, is_being_written
 from nightferry.destination.tape.stock import Stock
+from nightferry.destination.tape.tries import Tries
 from nightferry.destination.tape.watch import Watch
 from nightferry.destination.tape.writer import Bytes, ImageWriter
 from nightferry.errors import (
@@ -229,6 +230,8 @@ class TapeDestination:
             location = writer.write()
         except BaseException as error:
             self._failed(bay, error, (outgoing.image, epoch) if writer.committing else None)
+            if not writer.committing:
+                self._stock.give_up(writer.parts, outgoing.image)
             raise
         finally:
             bay.writing = False
@@ -339,16 +342,13 @@ class TapeDestination:
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
         where = parse_location(location)
+        with self._tries(where.parts[0].barcode) as tries:
+            yield reading.TapeReader(tries, self.bays, where, self._cancel)
+
+    @contextmanager
+    def _tries(self, barcode: str) -> Iterator[Tries]:
         with ExitStack() as lease:
-
-            def drive(barcode: str) -> Bay:
-                lease.close()
-                return lease.enter_context(self.bays.reading(barcode, self._cancel))
-
-            first = where.parts[0]
-            bay = drive(first.barcode)
-            reading.mounted(self.bays, bay, first.barcode, first.label, self._cancel).seek(first.file)
-            yield reading.TapeReader(self.bays, bay, where, self._cancel, drive, self._watch)
+            yield Tries(self.bays, self._watch, self._cancel, lease, barcode)
 
     @contextmanager
     def kept_in_drive(self, barcode: str) -> Iterator[None]:
@@ -360,9 +360,13 @@ class TapeDestination:
         if name not in SIDE_FILES:
             raise DestinationError(f"{name!r} is no side file", subject=name)
         last = parse_location(location).parts[-1]
-        with self.bays.reading(last.barcode, self._cancel) as bay:
+
+        def trailer(bay: Bay) -> dict[str, bytes]:
             cartridge = reading.mounted(self.bays, bay, last.barcode, last.label, self._cancel)
-            _, members = cartridge.trailer(last.trailer)
+            return cartridge.trailer(last.trailer)[1]
+
+        with self._tries(last.barcode) as tries:
+            members = tries.read(last.barcode, trailer)
         if name not in members:
             raise MediumDamaged(
                 f"tape file {last.trailer} of {last.barcode} has no {name}", subject=last.barcode

@@ -1,62 +1,158 @@
-"""What became of a write whose outcome is not known: nothing is sent again before the medium was read."""
+"""Writing at the end of a cartridge: what became of a write whose outcome is not known is read from the medium, and
+nothing is sent again before that."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import xxhash
 
 from nightferry.destination.tape.cartridge import Cartridge
-from nightferry.destination.tape.drive import LONGEST_RECORD, Mark, Position, TapeDrive, Waiting
+from nightferry.destination.tape.drive import LONGEST_RECORD, Mark, Position, Waiting, no_waiting
+from nightferry.destination.tape.label import Label
 from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES
-from nightferry.errors import MediumDamaged, WrongCartridge
+from nightferry.errors import DestinationError, MediumDamaged, PositionLost, WrongCartridge
+from nightferry.progress import Cancel
 
 
-def records_there(cartridge: Cartridge, file: int, sent: bytes, waiting: Waiting) -> int:
-    """How many of the records sent to a tape file are on the medium, from its first one without a gap.
+def digests_of(records: Iterable[memoryview]) -> bytes:
+    """The records' digests (xxh3-64), 8 bytes each, as a chunk table has them."""
+    return b"".join(xxhash.xxh3_64(record).digest() for record in records)
 
-    The cartridge is loaded anew, and its label read: it may be another one by now. The last record that was
-    acknowledged tells by its digest where the tape stands; only when it is not there, all before it are read. The
-    tape stands behind the last record that matches.
+
+@dataclass(slots=True)
+class Appending:
+    """The tape file that a cartridge ends with, record after record and then its filemark, each sent once.
+
+    After a ``PositionLost`` the cartridge is loaded anew and its label read: it may be another one by now. The last
+    record that was acknowledged tells by its digest where the tape stands, what is behind it whether the write was
+    done; and it goes on behind what is there.
+
+    Args:
+        cartridge: The cartridge, positioned at its end.
+        file: The number that the tape file has.
+        digests: Those of every record that is to come, 8 bytes each.
+        what: What is written, for messages (``the trailer``); empty for an image.
+        say: Told what became of a write in doubt.
+        cancel: Ends a wait for the drive.
+    """
+
+    cartridge: Cartridge
+    file: int
+    digests: memoryview
+    what: str
+    say: Callable[[str], None]
+    cancel: Cancel
+    records: int = 0
+    """How many records are written."""
+
+    def write(self, data: memoryview) -> bool:
+        """Writes the next record. True: early warning was met.
+
+        Raises:
+            PositionLost: what had been acknowledged is not there, or it happened again.
+            DestinationError: see ``TapeDrive.write_record``.
+        """
+        drive = self.cartridge.drive
+        early = self._once(
+            lambda: drive.write_record(data),
+            f"record {self.records}",
+            lambda met: self._is(met, self.records),
+        )
+        self.records += 1
+        return early
+
+    def end(self, *, immediate: bool = False) -> bool:
+        """Writes the filemark; see ``TapeDrive.write_filemarks`` and ``write``."""
+        drive = self.cartridge.drive
+        return self._once(
+            lambda: drive.write_filemarks(1, immediate=immediate),
+            "the filemark",
+            lambda met: met is Mark.FILEMARK,
+        )
+
+    def _once(self, write: Callable[[], bool], name: str, is_it: Callable[[bytes | Mark], bool]) -> bool:
+        """Writes, unless that turns out to be done. ``is_it``: whether what was read there is what was sent."""
+        try:
+            return write()
+        except PositionLost as error:
+            done = self._was_done(error, name, is_it)
+        # Of a write that was done the answer is lost, and with it whether it met early warning.
+        return self.cartridge.drive.write_filemarks(0) if done else write()
+
+    def _was_done(self, error: PositionLost, write: str, is_it: Callable[[bytes | Mark], bool]) -> bool:
+        """Looks at the medium; the tape stands where it goes on.
+
+        Raises:
+            PositionLost: ``error`` itself, when that cannot be told, or something else is there than was sent.
+        """
+        barcode = self.cartridge.barcode
+        look_again(self.cartridge, error, waiting=lambda what: self.cancel.check())
+        try:
+            met = self._behind_acknowledged()
+            done = is_it(met)
+            if (self.cartridge.drive.read_record() if done else met) is not Mark.END_OF_DATA:
+                raise MediumDamaged(
+                    f"in tape file {self.file}, behind {self.records} records, is something else than was written",
+                    subject=barcode,
+                )
+        except DestinationError as second:
+            raise _after(error, second, barcode) from second
+        name = f"{write} of {self.what}" if self.what else write
+        self.say(
+            f"{error}; by what is on {barcode}, {name} was {'' if done else 'not '}written: going on behind it"
+        )
+        return done
+
+    def _behind_acknowledged(self) -> bytes | Mark:
+        """What is behind the last record that was acknowledged.
+
+        Raises:
+            MediumDamaged: it is not there.
+        """
+        drive, last = self.cartridge.drive, max(self.records - 1, 0)
+        drive.locate(Position(self.file, last))
+        if self.records and not self._is(drive.read_record(LONGEST_RECORD), last):
+            raise MediumDamaged(
+                f"of tape file {self.file} the last of {self.records} acknowledged records is not there",
+                subject=self.cartridge.barcode,
+            )
+        return drive.read_record(LONGEST_RECORD)
+
+    def _is(self, record: bytes | Mark, number: int) -> bool:
+        at = number * CHUNK_DIGEST_BYTES
+        return (
+            not isinstance(record, Mark)
+            and xxhash.xxh3_64(record).digest() == self.digests[at : at + CHUNK_DIGEST_BYTES]
+        )
+
+
+def look_again(
+    cartridge: Cartridge, error: PositionLost, *others: Label | None, waiting: Waiting = no_waiting
+) -> None:
+    """Loads a cartridge anew and reads its label, after an error that says nothing of what was done.
 
     Args:
         cartridge: The cartridge in the drive.
-        file: The tape file, which no filemark ends yet.
-        sent: The digests (xxh3-64) of the records sent, 8 bytes each; the last one is in doubt.
+        error: The error.
+        others: Labels that it may have besides the one it had; None: it may be blank.
         waiting: Is told of the wait for the drive.
 
     Raises:
-        WrongCartridge: another cartridge is in the drive.
-        MediumDamaged: the tape ends before the tape file.
-        DestinationError: the drive does not answer, or cannot read.
+        PositionLost: ``error`` itself, when the drive does not answer, or another cartridge is in it.
     """
-    drive = cartridge.drive
-    drive.unload()
-    drive.load(waiting)
-    found = Cartridge(drive, cartridge.barcode).label
-    if found != cartridge.label:
-        raise WrongCartridge(
-            f"another cartridge is in drive {drive.number}: {cartridge.barcode} had the label "
-            f"{cartridge.label.label if cartridge.label else '-'}",
-            subject=cartridge.barcode,
-        )
-    digests = [sent[at : at + CHUNK_DIGEST_BYTES] for at in range(0, len(sent), CHUNK_DIGEST_BYTES)]
-    last = max(len(digests) - 2, 0)
-    there = last + _matching(drive, file, last, digests[last:])
-    if there == last > 0:
-        there = _matching(drive, file, 0, digests)
-    drive.locate(Position(file, there))
-    return there
-
-
-def _matching(drive: TapeDrive, file: int, first: int, digests: list[bytes]) -> int:
-    """How many records from ``first`` on have these digests."""
+    drive, barcode = cartridge.drive, cartridge.barcode
     try:
-        drive.locate(Position(file, first))
-    except MediumDamaged:
-        if first == 0:
-            raise
-        return 0  # what the drive had acknowledged did not reach the medium
-    for number, digest in enumerate(digests):
-        record = drive.read_record(LONGEST_RECORD)
-        if isinstance(record, Mark) or xxhash.xxh3_64(record).digest() != digest:
-            return number
-    return len(digests)
+        drive.unload()
+        drive.load(waiting)
+        found = Cartridge(drive, barcode).label
+        if found not in (cartridge.label, *others):
+            raise WrongCartridge(f"another cartridge is in drive {drive.number}", subject=barcode)
+    except DestinationError as second:
+        raise _after(error, second, barcode) from second
+
+
+def _after(error: PositionLost, second: DestinationError, barcode: str) -> PositionLost:
+    error.add_note(f"{barcode} as it was found after it: {second}")
+    return error

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, Mark
 from nightferry.destination.tape.layout import Location, Part
-from nightferry.destination.tape.watch import Watch
-from nightferry.errors import DestinationError, IntegrityError, MediumDamaged, PositionLost, WrongCartridge
+from nightferry.destination.tape.tries import Tries
+from nightferry.errors import IntegrityError, MediumDamaged, WrongCartridge
 from nightferry.progress import Cancel
 
 
@@ -39,30 +39,26 @@ class TapeReader:
     """See ``ByteReader``. Parts of a spanned copy are mounted in turn, in the one bay.
 
     Record *n* of the image is its chunk *n*; the newest record is kept, so that small reads in order cost
-    one record. A drive that fails is set aside, and the record is read in another.
+    one record. What one drive cannot read is read on in another, from the record where it failed.
 
     Args:
-        bay: A leased bay with the first part's cartridge.
-        drive: Gives that bay back and leases another for a cartridge.
-        watch: Is told of cartridges that cannot be read.
+        tries: Reads the first part's cartridge.
+        bays: The drives.
+        location: Where the copy lies.
+        cancel: Seen at every record.
+
+    Raises:
+        DestinationError: the first part's cartridge cannot be read.
     """
 
-    def __init__(
-        self,
-        bays: Bays,
-        bay: Bay,
-        location: Location,
-        cancel: Cancel,
-        drive: Callable[[str], Bay],
-        watch: Watch,
-    ) -> None:
+    def __init__(self, tries: Tries, bays: Bays, location: Location, cancel: Cancel) -> None:
+        self._tries = tries
         self._bays = bays
-        self._bay = bay
         self._location = location
         self._cancel = cancel
-        self._drive = drive
-        self._watch = watch
         self._kept = (-1, b"")
+        first = location.parts[0]
+        tries.read(first.barcode, lambda bay: self._mounted(bay, first).seek(first.file))
 
     @property
     def size_bytes(self) -> int:
@@ -88,43 +84,15 @@ class TapeReader:
             return self._kept[1]
         part = next(p for p in self._location.parts if p.first_record <= number < p.first_record + p.records)
         self._cancel.check()
-        while True:
-            try:
-                data = self._read(part, number - part.first_record)
-            except DestinationError as error:
-                if not self._bay.drive.raised(error) or isinstance(error, MediumDamaged):
-                    self._watch.failed(part.barcode, error, spoiled=False)
-                    self._forget(error)
-                    raise
-                self._bays.set_aside(self._bay, error)
-                self._watch.say(f"{self._bay.name} failed and is set aside: {error}")
-                self._bay = self._drive(part.barcode)
-            except BaseException as error:
-                self._forget(error)
-                raise
-            else:
-                self._kept = (number, data)
-                return data
+        data = self._tries.read(part.barcode, lambda bay: self._read(bay, part, number - part.first_record))
+        self._kept = (number, data)
+        return data
 
-    def _forget(self, error: BaseException) -> None:
-        """Where the tape stands after an error is not to be relied on."""
-        try:
-            self._bay.forget()
-        except DestinationError as second:
-            error.add_note(f"{self._bay.name} could not be unloaded after it: {second}")
+    def _mounted(self, bay: Bay, part: Part) -> Cartridge:
+        return mounted(self._bays, bay, part.barcode, part.label, self._cancel)
 
-    def _read(self, part: Part, record: int) -> bytes:
-        """Raises:
-        PositionLost: it was lost twice; the first time the cartridge is loaded anew and its label read.
-        """
-        try:
-            return self._read_once(part, record)
-        except PositionLost:
-            self._bay.forget()
-            return self._read_once(part, record)
-
-    def _read_once(self, part: Part, record: int) -> bytes:
-        cartridge = mounted(self._bays, self._bay, part.barcode, part.label, self._cancel)
+    def _read(self, bay: Bay, part: Part, record: int) -> bytes:
+        cartridge = self._mounted(bay, part)
         cartridge.seek(part.file, record)
         data = cartridge.drive.read_record(LONGEST_RECORD)
         expected = min(RECORD_BYTES, part.bytes - record * RECORD_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,11 +13,12 @@ from nightferry.clock import Clock
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Audit, Cartridge
-from nightferry.destination.tape.label import new_label
-from nightferry.destination.tape.layout import Trailer
+from nightferry.destination.tape.label import Label, new_label
+from nightferry.destination.tape.layout import Part, Trailer
 from nightferry.destination.tape.pool import WRITING, Pool, is_being_written, settled
+from nightferry.destination.tape.readback import look_again
 from nightferry.destination.tape.watch import Watch
-from nightferry.errors import MediumDamaged, NoScratch, WriteProtected, WrongCartridge
+from nightferry.errors import MediumDamaged, NoScratch, PositionLost, WriteProtected, WrongCartridge
 from nightferry.model.records import CartridgeRecord, CartridgeState
 from nightferry.progress import Cancel, Progress
 from nightferry.units import counted, format_size
@@ -300,7 +301,7 @@ class Stock:
         )
         self.register.record(before)
         try:
-            cartridge.write_label(label, self.pages.values())
+            self._write_label(cartridge, label)
         except WriteProtected:
             # Nothing was written: what was known of it holds.
             if known is not None:
@@ -317,6 +318,15 @@ class Stock:
             written=True,
         )
 
+    def _write_label(self, cartridge: Cartridge, label: Label) -> None:
+        """Once more where it is not known what became of it, and the cartridge has the new label, the old one, or
+        none: whatever else is on it was to be written over."""
+        try:
+            cartridge.write_label(label, self.pages.values())
+        except PositionLost as error:
+            look_again(cartridge, error, label, None)
+            cartridge.write_label(label, self.pages.values())
+
     def audit(self, cartridge: Cartridge, record: CartridgeRecord) -> Audit:
         """Proves a labelled cartridge fit to be appended to and records what was found behind its known
         end.
@@ -324,7 +334,11 @@ class Stock:
         Raises:
             MediumDamaged: it is not fit.
         """
-        found = cartridge.audit(record)
+        try:
+            found = cartridge.audit(record)
+        except PositionLost as error:
+            look_again(cartridge, error)
+            found = cartridge.audit(record)
         if (found.tape_files, found.full) == (record.tape_files, False):
             cartridge.record = record
             return found
@@ -347,6 +361,16 @@ class Stock:
             note=note,
         )
         return found
+
+    def give_up(self, parts: Iterable[Part], image: str) -> None:
+        """Records that the parts of an image which was not finished are dead space; their bytes stay counted."""
+        for part in parts:
+            record = self.watch.record_of(part.barcode)
+            if record is None or record.label != part.label:
+                continue
+            dead = f"dead space in tape files {part.file}, {part.trailer}: a part of {image}, not finished"
+            note = f"{record.note}; {dead}" if record.note else dead
+            self.watch.change(record, note=note[:500])
 
     def adopt(self, trailers: tuple[Trailer, ...]) -> None:
         """Remembers whole copies that the catalog may not have heard of."""

@@ -182,7 +182,7 @@ def create(
         Unavailable: the parent is not there.
     """
     if barcodes is None:
-        barcodes = [f"A{number:05d}L9" for number in range(1, slots + 1)]
+        barcodes = [_barcode(slot) for slot in range(slots)]
     if drives < 1 or slots < 1 or len(barcodes) > slots or len(set(barcodes)) != len(barcodes):
         raise ConfigError(
             f"a library needs a drive and a slot for each cartridge: {drives=}, {slots=}, {len(barcodes)=}"
@@ -210,7 +210,8 @@ def create(
 def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int, ports: int = 2) -> VirtualLibrary:
     """Opens the library the site names; builds it when its folder does not exist and the parent does.
 
-    Drives and ports may grow; nothing else changes behind an operator's back.
+    Drives, ports and slots may grow, each new slot with a blank cartridge; nothing else changes behind an
+    operator's back.
 
     Raises:
         ConfigError: the library that is there has other numbers, or the folder is something else.
@@ -238,26 +239,50 @@ def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int, port
     about = _read_json(about_path)
     if {key: about.get(key) for key in _FORMAT} != _FORMAT:
         raise ConfigError(f"{about_path} describes another kind of library", subject=str(path))
-    for key, wanted in (("slots", slots), ("cartridge_bytes", cartridge_bytes)):
-        if about[key] != wanted:
-            raise ConfigError(
-                f"the library {path} has {key} = {about[key]}, the site file says {wanted}", subject=str(path)
-            )
-    if about["drives"] > drives:
+    if about["cartridge_bytes"] != cartridge_bytes:
         raise ConfigError(
-            f"the library {path} has {about['drives']} drives, the site file says {drives}", subject=str(path)
+            f"the library {path} has cartridge_bytes = {about['cartridge_bytes']}, the site file says "
+            f"{cartridge_bytes}",
+            subject=str(path),
         )
-    if about["drives"] < drives:
+    for what, wanted in (("drives", drives), ("slots", slots)):
+        if about[what] > wanted:
+            raise ConfigError(
+                f"the library {path} has {about[what]} {what}, the site file says {wanted}", subject=str(path)
+            )
+    if (about["drives"], about["slots"]) != (drives, slots):
         with os_errors(f"library {path}"), locked(path / "changer.lock"):
-            elements = _as_elements(_read_json(path / "elements.json"))
-            there = {e.address for e in elements}
-            fresh = [Address("drive", n) for n in range(drives) if Address("drive", n) not in there]
-            _write_elements(path, elements + [Element(address) for address in fresh])
+            _grow(path, drives, slots)
             _write_about(path, drives, slots, cartridge_bytes)
     with os_errors(f"library {path}"):
         for folder in (path / "ports", *(path / "ports" / str(number) for number in range(ports))):
             folder.mkdir(mode=0o700, exist_ok=True)
     return VirtualLibrary(path)
+
+
+def _grow(path: Path, drives: int, slots: int) -> None:
+    """Adds the drives and slots that are not there yet; in a new slot lies the cartridge with its number, unless that
+    is in the library already."""
+    elements = {e.address: e for e in VirtualChanger(path).inventory()}
+    known = {e.barcode for e in elements.values()}
+    for number in range(slots):
+        barcode = _barcode(number)
+        if Address("slot", number) not in elements:
+            elements[Address("slot", number)] = Element(
+                Address("slot", number), "" if barcode in known else barcode
+            )
+            (path / "cartridges" / barcode).mkdir(mode=0o700, exist_ok=True)
+    sync_folder(path / "cartridges")
+    for number in range(drives):
+        elements.setdefault(Address("drive", number), Element(Address("drive", number)))
+    _write_elements(
+        path, sorted(elements.values(), key=lambda e: (e.address.kind != "slot", e.address.number))
+    )
+
+
+def _barcode(slot: int) -> str:
+    """The cartridge that lies in a slot from the first."""
+    return f"A{slot + 1:05d}L9"
 
 
 _OURS = {"drives", "cartridges", "ports", "elements.json", "changer.lock"}

@@ -23,9 +23,9 @@ from nightferry.destination.tape.layout import (
     records_of,
     render_trailer,
 )
-from nightferry.destination.tape.readback import records_there
+from nightferry.destination.tape.readback import Appending, digests_of
 from nightferry.destination.tape.stock import Need, Stock
-from nightferry.errors import ConfigError, DestinationError, IntegrityError, MediumFull, PositionLost
+from nightferry.errors import ConfigError, IntegrityError, MediumFull, NoScratch
 from nightferry.model.records import Streamed
 from nightferry.progress import Cancel, Progress
 
@@ -112,6 +112,11 @@ class ImageWriter:
                         return Location(parts=tuple(self._parts))
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that are closed by a trailer so far."""
+        return tuple(self._parts)
+
+    @property
     def streamed(self) -> Streamed:
         """How it went through the drive, once it is written."""
         waits = self._waits
@@ -129,6 +134,7 @@ class ImageWriter:
         drive = cartridge.drive
         first, file = self._written, cartridge.entry.tape_files
         most = (drive.reserve_bytes - HEAD_BYTES) // CHUNK_DIGEST_BYTES
+        image = self._appending(cartridge, file, memoryview(self._chunks)[first * CHUNK_DIGEST_BYTES :])
         full, size = False, 0
         began = 0.0
         while not full and self._written < self._total:
@@ -139,13 +145,14 @@ class ImageWriter:
                 raise IntegrityError(
                     f"chunk {self._written} of {self.outgoing.image} is not as long as it must be"
                 )
-            full = self._record(cartridge, file, first, chunk) or self._written + 1 - first >= most
+            full = image.write(chunk) or image.records >= most
             self._written += 1
             size += len(chunk)
             self.progress.advance(
                 self.outgoing.image, min(self._written * RECORD_BYTES, self.outgoing.size_bytes)
             )
-        full |= drive.write_filemarks(1, immediate=True)
+        full |= image.end(immediate=True)
+        file += 1  # the trailer's
         self._seconds += time.monotonic() - began if began else 0.0
         label = cartridge.label.label if cartridge.label else ""
 
@@ -153,7 +160,7 @@ class ImageWriter:
             return Part(
                 barcode=cartridge.barcode,
                 label=label,
-                file=file,
+                file=image.file,
                 first_record=first,
                 records=self._written - first,
                 bytes=size,
@@ -161,59 +168,44 @@ class ImageWriter:
             )
 
         if self._written == self._total:
-            this = part(file + 1)
+            this = part(file)
             final = self._trailer(cartridge, this, Location(parts=(*self._parts, this)), "")
             if not full or len(final) <= drive.reserve_bytes:
                 self.committing = True
                 since = time.monotonic()
-                met = self._write_trailer(cartridge, final, full)
+                met = self._write_trailer(cartridge, file, final, full)
                 self._seconds += time.monotonic() - since
                 if met != "given up":
                     self._done(cartridge, this, size + len(final), full=full or met == "full")
                     return ""
                 self.committing = False
-                drive.write_filemarks(1, immediate=True)
+                file += 1
             if first == self._written and cartridge.entry.tape_files == 1:
                 raise MediumFull(
                     f"the index of {self.outgoing.image} ({len(final)} bytes) fits on no cartridge",
                     subject=self.outgoing.image,
                     hint="use larger cartridges, or split the store",
                 )
-        following = self.stock.claim(self.bay, self._need(cartridge.barcode))
-        this = part(self.bay.drive.position().file)
+        none_left, following = None, ""
+        try:
+            following = self.stock.claim(self.bay, self._need(cartridge.barcode))
+        except NoScratch as error:
+            none_left = error
+        this = part(file)
         short = self._trailer(cartridge, this, None, following)
-        self._write_trailer(cartridge, short, True)
+        self._write_trailer(cartridge, file, short, True)
         self._done(cartridge, this, size + len(short), full=True)
+        if none_left is not None:
+            # The part is closed all the same: nobody has to look over it to find where the tape ends.
+            self.stock.settle(cartridge)
+            raise none_left
         return following
 
-    def _record(self, cartridge: Cartridge, file: int, first: int, chunk: memoryview) -> bool:
-        """Writes one record, once: where the outcome is not known, the medium is read before anything else is
-        done. True: early warning was met.
+    def _appending(self, cartridge: Cartridge, file: int, digests: memoryview, what: str = "") -> Appending:
+        def say(text: str) -> None:
+            self.progress.say(text, self.outgoing.image)
 
-        Raises:
-            PositionLost: records that had been acknowledged are not there, or it happened again.
-            DestinationError: see ``TapeDrive.write_record``.
-        """
-        try:
-            return cartridge.drive.write_record(chunk)
-        except PositionLost as error:
-            acknowledged = self._written - first
-            sent = self._chunks[first * CHUNK_DIGEST_BYTES : (self._written + 1) * CHUNK_DIGEST_BYTES]
-            try:
-                there = records_there(cartridge, file, sent, lambda what: self.cancel.check())
-            except DestinationError as second:
-                error.add_note(f"{cartridge.barcode} could not be read back after it: {second}")
-                raise error from second
-            if there < acknowledged:
-                error.add_note(f"of {acknowledged} acknowledged records {there} are on {cartridge.barcode}")
-                raise
-            done = "was written" if there > acknowledged else "was not written"
-            self.progress.say(
-                f"{error}; by what is on {cartridge.barcode}, record {acknowledged} {done}: going on behind it",
-                self.outgoing.image,
-            )
-        # Early warning, if this record met it, is met again by the next.
-        return False if there > acknowledged else cartridge.drive.write_record(chunk)
+        return Appending(cartridge, file, digests, what, say, self.cancel)
 
     def _chunk_bytes(self, number: int) -> int:
         return min(RECORD_BYTES, self.outgoing.size_bytes - number * RECORD_BYTES)
@@ -243,20 +235,23 @@ class ImageWriter:
         return render_trailer(trailer, {name: sides[name] for name in _MEMBERS if name in sides})
 
     def _write_trailer(
-        self, cartridge: Cartridge, data: bytes, sure: bool
+        self, cartridge: Cartridge, file: int, data: bytes, sure: bool
     ) -> Literal["whole", "full", "given up"]:
         """Writes a trailer file and its filemark, synchronously; ``sure``: early warning came before and it
-        fits."""
-        drive = cartridge.drive
+        fits. One that is given up is ended too."""
+        reserve = cartridge.drive.reserve_bytes
+        digests = memoryview(digests_of(records_of(data)))
+        trailer = self._appending(cartridge, file, digests, "the trailer")
         left, met = len(data), False
         for record in records_of(data):
-            early = drive.write_record(record)
+            early = trailer.write(record)
             left -= len(record)
             if early and not met:
                 met = True
-                if not sure and left > drive.reserve_bytes:
+                if not sure and left > reserve:
+                    trailer.end(immediate=True)
                     return "given up"
-        met |= drive.write_filemarks(1)
+        met |= trailer.end()
         return "full" if met else "whole"
 
     def _done(self, cartridge: Cartridge, this: Part, size_bytes: int, *, full: bool) -> None:
