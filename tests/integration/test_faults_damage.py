@@ -14,10 +14,10 @@ from nightferry.model.records import ImageRecord
 from nightferry.ops import places, restore, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
-from nightferry.ops.restore import Restored
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
+from tests.support.brought import bring_back, states
 from tests.support.outside import compare_tar, compare_tree, folder_copies, tape_copies
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -56,16 +56,6 @@ def copy_at(site: SmallSite, destination: str, image: str) -> Path:
 
 def newest(opened: OpenSite, store: str = "a") -> ImageRecord:
     return restore.find_image(opened, "SG1", store)
-
-
-def states(opened: OpenSite, image: str) -> dict[str, str]:
-    opened.catalog.refresh()
-    return {copy.destination: copy.state for copy in opened.catalog.copies(image)}
-
-
-def bring_back(opened: OpenSite, to: Path, copy: str | None = None, sink: Spoken | None = None) -> Restored:
-    plan = restore.plan_restore(opened, newest(opened), [], to, copy=copy)
-    return restore.restore(opened, plan, progress=sink or QUIET, cancel=Cancel())
 
 
 def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp_path: Path) -> None:
@@ -136,7 +126,7 @@ def test_a_byte_flipped_in_a_copy_is_found_marked_and_mended(
         assert (made.state, made.epoch) == ("verified", 2)
         assert compare_tar(copy_at(site, hurt, image.image), site.store("SG1/a")) == ""
         assert status(opened)[0].colour == "green"
-        bring_back(opened, tmp_path / "back", hurt)
+        bring_back(opened, tmp_path / "back", copy=hurt)
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
 
 
@@ -194,7 +184,7 @@ def test_with_no_other_copy_nothing_is_left_looking_whole(
         flip(copy_at(site, hurt, image.image))
         back = tmp_path / "back"
         with pytest.raises(IntegrityError) as refused:
-            bring_back(opened, back, hurt)
+            bring_back(opened, back, copy=hurt)
         assert refused.value.exit_code == 30
         assert states(opened, image.image) == {hurt: "damaged"}
         # Every file that has its name has its content, and what was being written has none.
@@ -216,9 +206,9 @@ def test_a_copy_that_was_cut_off_is_marked_by_the_restore_that_meets_it(
             file.truncate(path.stat().st_size - 5000)
         opened.close()  # the drive holds what it knew of the cartridge
         with pytest.raises((MediumDamaged, IntegrityError)):
-            bring_back(opened, tmp_path / "never", hurt)
+            bring_back(opened, tmp_path / "never", copy=hurt)
         assert states(opened, image.image) == {hurt: "damaged", other: "verified"}
-        assert bring_back(opened, tmp_path / "back", other).is_complete
+        assert bring_back(opened, tmp_path / "back", copy=other).is_complete
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
 
 

@@ -29,12 +29,6 @@ def _ask_the_store_anew() -> None:
     probe.forget()
 
 
-@pytest.fixture
-def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
-    with proxied(seaweed.endpoint) as proxy:
-        yield proxy
-
-
 def small() -> Image:
     return Image(random.Random(1).randbytes(MIB + 3))
 

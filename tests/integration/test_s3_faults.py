@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +16,7 @@ from nightferry.destination.s3.destination import S3Destination
 from nightferry.errors import Unavailable
 from nightferry.progress import QUIET as _QUIET
 from nightferry.progress import Cancel
-from tests.servers.proxy import Ask, Fault, Proxy, proxied
+from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import Seaweed
 from tests.support.buckets import MIB, PART, Image, open_bucket, put, read_all
 
@@ -28,12 +28,6 @@ THREE_PARTS = 2 * PART + MIB + 77
 
 def image(name: str = "i1", size: int = THREE_PARTS) -> Image:
     return Image(random.Random(name).randbytes(size), name)
-
-
-@pytest.fixture
-def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
-    with proxied(seaweed.endpoint) as proxy:
-        yield proxy
 
 
 def is_data(ask: Ask) -> bool:

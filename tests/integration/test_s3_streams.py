@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.s3 import probe
 from nightferry.ops import restore
 from nightferry.ops.encode import PacedOutgoing
 from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.throttle import Throttle
-from tests.servers.proxy import proxied
-from tests.servers.seaweed import KEYS, Seaweed
-from tests.support import night
+from tests.servers.proxy import Proxy
+from tests.servers.seaweed import Seaweed
+from tests.support import night, toml
+from tests.support.brought import bring_back
 from tests.support.buckets import MIB, Image, open_bucket, read_all
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -140,43 +140,30 @@ def test_eight_streams_together_keep_to_the_bandwidth(seaweed: Seaweed) -> None:
     assert clock.monotonic() - began >= STREAMS * 2 - 0.26
 
 
+@pytest.mark.usefixtures("bucket_keys")
 @pytest.mark.parametrize(("encode", "name"), [("", "data"), ('encode = { compress = "zstd:1" }', "data.zst")])
 def test_one_mib_out_of_a_large_object_costs_three_requests_and_8_mib(
     make_site: Callable[..., SmallSite],
     seaweed: Seaweed,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy,
     encode: str,
     name: str,
 ) -> None:
-    probe.forget()
-    monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
-    monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
-    with proxied(seaweed.endpoint) as proxy:
-        bucket = f"""
-[[destinations]]
-name = "cloud"
-kind = "s3"
-url = "s3://{seaweed.bucket}/{seaweed.prefix()}"
-endpoint = "{proxy.endpoint}"
-access_key = "env:NF_TEST_ACCESS"
-secret_key = "env:NF_TEST_SECRET"
-{encode}
-"""
-        site = make_site(copies=("cloud",), more=bucket)
-        store, digits = site.store("SG1/a"), random.Random(4)
-        for number in range(6):
-            (store / f"part{number}.hex").write_text(digits.randbytes(3 * MIB).hex())
-        wanted = digits.randbytes(MIB // 2).hex()
-        (store / "part3-wanted.hex").write_text(wanted)
-        with site.open(HandClock()) as opened:
-            assert night.night(opened, BACK_GROUP).result == "whole"
-            image = restore.find_image(opened, "SG1", "a")
-            assert image.size_bytes > 36 * MIB
-            before = len(proxy.asked)
-            plan = restore.plan_restore(opened, image, ("part3-wanted.hex",), tmp_path / "one", copy="cloud")
-            restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
-        asked = proxy.asked[before:]
+    bucket = toml.bucket(f"s3://{seaweed.bucket}/{seaweed.prefix()}", proxy.endpoint, encode)
+    site = make_site(copies=("cloud",), more=bucket)
+    store, digits = site.store("SG1/a"), random.Random(4)
+    for number in range(6):
+        (store / f"part{number}.hex").write_text(digits.randbytes(3 * MIB).hex())
+    wanted = digits.randbytes(MIB // 2).hex()
+    (store / "part3-wanted.hex").write_text(wanted)
+    with site.open(HandClock()) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        image = restore.find_image(opened, "SG1", "a")
+        assert image.size_bytes > 36 * MIB
+        before = len(proxy.asked)
+        bring_back(opened, tmp_path / "one", ("part3-wanted.hex",), copy="cloud")
+    asked = proxy.asked[before:]
     assert (tmp_path / "one" / "part3-wanted.hex").read_text() == wanted
     assert 2 <= len(asked) <= 3
     ranges = [ask.headers["Range"].removeprefix("bytes=") for ask in asked if ask.method == "GET"]

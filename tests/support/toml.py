@@ -56,3 +56,22 @@ name = "{name}"
 kind = "fsspec"
 url = "file://{path}"
 {more}"""
+
+
+def bucket(
+    url: str,
+    endpoint: str,
+    more: str = "",
+    keys: tuple[str, str] = ("env:NF_TEST_ACCESS", "env:NF_TEST_SECRET"),
+) -> str:
+    """The destination ``cloud``, a bucket of a server on this machine."""
+    return f"""
+[[destinations]]
+name = "cloud"
+kind = "s3"
+url = "{url}"
+endpoint = "{endpoint}"
+access_key = "{keys[0]}"
+secret_key = "{keys[1]}"
+{more}
+"""
