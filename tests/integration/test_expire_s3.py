@@ -17,8 +17,9 @@ from nightferry.progress import QUIET, Cancel
 from tests.servers.seaweed import KEYS, WRITER_KEYS, Seaweed
 from tests.support import toml
 from tests.support.brought import bring_back
-from tests.support.buckets import MIB, PART, Image, open_bucket, put
+from tests.support.buckets import PART, open_bucket
 from tests.support.night import nights
+from tests.support.outgoing import MIB, PlainImage, put
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -252,7 +253,7 @@ def test_data_left_beside_a_compressed_copy_goes_and_the_copy_stays(seaweed: Sea
     clock = HandClock(datetime.now(UTC) + 3 * DAY)
     prefix = seaweed.prefix()
     destination = open_bucket(seaweed, prefix, clock=clock)
-    wanted = Image(b"compressed" * 9000, encoding="zstd")
+    wanted = PlainImage("i1", b"compressed" * 9000, encoding="zstd")
     receipt = put(destination, wanted)
     client = seaweed.client()
     folder = f"{prefix}/images/i1"

@@ -21,7 +21,8 @@ from tests.servers.proxy import Proxy
 from tests.servers.seaweed import Seaweed
 from tests.support import night, toml
 from tests.support.brought import bring_back
-from tests.support.buckets import MIB, Image, open_bucket, read_all
+from tests.support.buckets import open_bucket
+from tests.support.outgoing import MIB, PlainImage, read_all
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
@@ -32,7 +33,8 @@ MOST_MIB = 300
 EIGHT = """
 import json, sys, threading
 from tests.servers.seaweed import Seaweed
-from tests.support.buckets import MIB, open_bucket
+from tests.support.buckets import open_bucket
+from tests.support.outgoing import MIB
 from tests.support.peak import peak_bytes
 from nightferry.destination.base import Receipt
 from nightferry.progress import QUIET, Cancel
@@ -91,7 +93,7 @@ def test_eight_streams_of_more_than_the_memory_stay_below_300_mib(seaweed: Seawe
 
 def test_streams_beyond_the_read_ahead_still_get_every_byte(seaweed: Seaweed) -> None:
     destination = open_bucket(seaweed, seaweed.prefix())
-    wanted = Image(random.Random(8).randbytes(33 * MIB + 5))
+    wanted = PlainImage("i1", random.Random(8).randbytes(33 * MIB + 5))
     receipt = destination.put(wanted, 1, "a", QUIET, Cancel())
     with destination.open(receipt.location) as reader:
         streams = [reader.stream(0, reader.size_bytes) for _ in range(STREAMS)]
@@ -124,10 +126,10 @@ def test_eight_streams_together_keep_to_the_bandwidth(seaweed: Seaweed) -> None:
     clock = SharedClock()
     throttle = Throttle(MIB, clock=clock)
     began = clock.monotonic()
-    images = [Image(random.Random(n).randbytes(2 * MIB), f"i{n}") for n in range(STREAMS)]
+    images = [PlainImage(f"i{n}", random.Random(n).randbytes(2 * MIB)) for n in range(STREAMS)]
     arrived: dict[str, bytes] = {}
 
-    def carry(one: Image) -> None:
+    def carry(one: PlainImage) -> None:
         paced = PacedOutgoing(one, throttle, Cancel())
         arrived[one.image] = read_all(destination, destination.put(paced, 1, one.image, QUIET, Cancel()))
 
