@@ -20,6 +20,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -54,6 +55,30 @@ _FATAL = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
 """What ends the restore, because the next file would meet it too; everything else refuses one entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How a restore writes into its target; the fields are ``TargetTree``'s."""
+
+    overwrite: Overwrite = "never"
+    privileged: bool = False
+    map_owner: Mapping[str, str] = field(default_factory=dict)
+    below: Path | None = None
+
+    def into(self, target: Path) -> TargetTree:
+        """The target, open."""
+        return TargetTree(
+            target,
+            overwrite=self.overwrite,
+            privileged=self.privileged,
+            map_owner=self.map_owner,
+            below=self.below,
+        )
+
+
+AS_NEW = Writing()
+"""What is there already is left alone; nothing privileged, no owner mapped."""
 
 
 class _Skipped(Exception):
