@@ -34,10 +34,11 @@ from nightferry.model.text import safe
 from nightferry.ops.extract import extract
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.places import nowhere, open_place, places_of
+from nightferry.ops.read_back import mark_damaged
 from nightferry.ops.recall import Turns, archived
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.side_files import side_files
-from nightferry.ops.stream import describe_location, mark_damaged
+from nightferry.ops.stream import describe_location
 from nightferry.ops.tree import AS_NEW, TargetTree, Writing
 from nightferry.plan.match import Matcher
 from nightferry.plan.restore_order import Choice, recalled_last

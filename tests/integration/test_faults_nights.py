@@ -17,7 +17,7 @@ import pytest
 from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed, StagingFull
 from nightferry.image import index_builder
 from nightferry.model.records import ImageRecord
-from nightferry.ops import gate, move, restore, run, stage, stream, verify
+from nightferry.ops import gate, move, read_back, restore, run, stage, staged, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.ops.room import set_aside
@@ -177,7 +177,7 @@ def test_a_night_that_leaves_an_older_copy_owed_is_not_green(
         original = stream.make_copy
 
         def refused(
-            opened: OpenSite, outgoing: stream.StagedOutgoing, *rest: object, **more: object
+            opened: OpenSite, outgoing: staged.StagedOutgoing, *rest: object, **more: object
         ) -> object:
             if outgoing.record.run == first.run and outgoing.record.store == "a":
                 raise DestinationError("refused")
@@ -232,7 +232,7 @@ def test_a_sample_does_not_clear_a_damaged_copy(make_site: MakeSite) -> None:
         night.night(opened, BACK_GROUP)
         image = restore.find_image(opened, "SG1", "b")
         (copy,) = opened.catalog.copies(image.image)
-        stream.mark_damaged(opened, copy, DestinationError("a bad block"))
+        read_back.mark_damaged(opened, copy, DestinationError("a bad block"))
         found = [
             verify.check_one(opened, c, sample=share, progress=QUIET, cancel=Cancel())
             for share in (0.5, 1.0)
@@ -242,7 +242,7 @@ def test_a_sample_does_not_clear_a_damaged_copy(make_site: MakeSite) -> None:
 
 
 def test_samples_come_round_to_every_chunk() -> None:
-    met = [{c for part in stream._sampled(40, 0.1) for c in part} for _ in range(300)]
+    met = [{c for part in read_back._sampled(40, 0.1) for c in part} for _ in range(300)]
     assert {len(m) for m in met} == {4}
     assert set().union(*met) == set(range(40))
 
@@ -341,7 +341,7 @@ def test_a_copy_is_not_fetched_into_the_room_that_staging_keeps_free(make_site: 
         image = restore.find_image(opened, "SG1", "a")
         for copy in opened.catalog.copies(image.image):
             if copy.destination == "folder":
-                stream.mark_damaged(opened, copy, DestinationError("a bad block"))
+                read_back.mark_damaged(opened, copy, DestinationError("a bad block"))
         with pytest.raises(StagingFull, match="on its way"):
             verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
     site.write_file(keep_free="0 %")

@@ -12,9 +12,10 @@ import pytest
 from nightferry.destination.s3 import probe
 from nightferry.errors import Cancelled, DestinationError, NeedsRecall, Unavailable
 from nightferry.model.records import RecallRecord
-from nightferry.ops import restore, stream, verify
+from nightferry.ops import restore, verify
 from nightferry.ops.check import check
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.read_back import mark_damaged
 from nightferry.progress import QUIET, Cancel
 from tests.servers.moto import KEYS, Moto
 from tests.servers.proxy import Ask, Fault, Proxy, proxied
@@ -266,7 +267,7 @@ def test_a_copy_is_made_from_an_archived_one_when_there_is_no_other(
     with on_the_cloud_alone(site, HandClock()) as opened:
         image = restore.find_image(opened, "SG1", "a")
         (copy,) = [c for c in opened.catalog.copies(image.image) if c.destination == "folder"]
-        stream.mark_damaged(opened, copy, DestinationError("for the test"))
+        mark_damaged(opened, copy, DestinationError("for the test"))
         made = verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
         assert made.state == "verified"
     assert asks(proxy) == 1
