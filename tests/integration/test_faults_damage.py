@@ -20,22 +20,9 @@ from tests.support import night
 from tests.support.brought import bring_back, states
 from tests.support.outside import compare_tar, compare_tree, folder_copies, tape_copies
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
+from tests.support.tapes import Said
 
 MakeSite = Callable[..., SmallSite]
-
-
-class Spoken:
-    """A progress sink that keeps what was said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def begin(self, subject: str, phase: str, total_bytes: int | None = None) -> None: ...
-    def advance(self, subject: str, done_bytes: int, current: str = "") -> None: ...
-    def end(self, subject: str, result: str) -> None: ...
-
-    def say(self, text: str, subject: str = "") -> None:
-        self.said.append(text)
 
 
 def flip(path: Path, at: int = 700_000) -> None:
@@ -158,7 +145,7 @@ def test_a_restore_goes_on_with_the_next_copy_and_says_so(
         plan = restore.plan_restore(opened, image, [], tmp_path / "back")
         # Nearest first would be the folder: put the hurt one before the sound one, whichever it is.
         places = sorted(plan.places, key=lambda place: ("staging", hurt, other).index(place.source))
-        sink = Spoken()
+        sink = Said()
         with caplog.at_level(logging.WARNING):
             done = restore.restore(
                 opened,
@@ -169,7 +156,7 @@ def test_a_restore_goes_on_with_the_next_copy_and_says_so(
         assert (done.copy, done.damaged, done.is_complete) == (other, ("staging", hurt), True)
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
         assert states(opened, image.image) == {hurt: "damaged", other: "verified"}
-        failed = [text.split(" cannot give")[0] for text in sink.said if " cannot give" in text]
+        failed = [text.split(" cannot give")[0] for text in sink.lines if " cannot give" in text]
         assert failed == ["staging", hurt]
 
 
