@@ -6,6 +6,7 @@ from typing import Literal
 
 from nightferry.catalog.query import Catalog
 from nightferry.clock import Clock
+from nightferry.errors import BusyError
 from nightferry.model.records import CartridgeRecord, ConstraintRecord, DriveRecord
 
 
@@ -26,6 +27,17 @@ class CatalogRegister:
 
     def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None:
         self._catalog.append(cartridge, phase)
+
+    def record_after(self, known: CartridgeRecord, cartridge: CartridgeRecord) -> bool:
+        self._catalog.refresh()
+        newest = self._catalog.latest_event(CartridgeRecord, cartridge.subject)
+        if newest is None or self._catalog.latest(CartridgeRecord, cartridge.subject) != known:
+            return False
+        try:
+            self._catalog.append(cartridge, expect=newest.sequence)
+        except BusyError:
+            return False
+        return True
 
     def record_drive(self, drive: DriveRecord) -> None:
         self._catalog.append(drive)

@@ -79,7 +79,9 @@ class DirectWriter:
         self._base = 0
         self._fill = 0
         self._failure: NightferryError | None = None
-        self._engine = open_engine(settings)
+        self._engine = open_engine(
+            settings.engine, settings.buffers, readers=settings.readers, writers=settings.writers
+        )
         try:
             self._buffers = Buffers(settings.buffers, settings.buffer_bytes)
             self._file = NewFile(

@@ -12,7 +12,7 @@ from typing import Self
 from nightferry.errors import IntegrityError, MediumDamaged, Unavailable
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.files import ALIGNMENT, reopen_direct, round_up
-from nightferry.transfer.ring import Buffers, Engine, InlineEngine, ThreadEngine, Transfer
+from nightferry.transfer.ring import Buffers, Engine, EngineName, InlineEngine, Transfer, open_engine
 
 _DAMAGED = frozenset({errno.EIO, errno.EILSEQ, errno.ENODATA})
 
@@ -21,13 +21,14 @@ class FileReader:
     """A file as a ``ByteReader``. Its size is fixed when it is opened.
 
     ``read`` and ``stream`` may be used from several threads at once. A stream's memory is
-    ``buffers * buffer_bytes``; it reads ahead in threads of its own, which end with it.
+    ``buffers * buffer_bytes``; it reads ahead by an engine of its own, which ends with it.
 
     Args:
         path: The file.
         unbuffered: Whether streams pass the page cache by where the file system allows it.
         buffer_bytes: Bytes of one piece, a multiple of 4096.
         buffers: Pieces read ahead, the one handed out included; at least 3.
+        engine: What streams read ahead with.
 
     Raises:
         MediumDamaged: the file is not there.
@@ -41,6 +42,7 @@ class FileReader:
         unbuffered: bool = True,
         buffer_bytes: int = 2 << 20,
         buffers: int = 4,
+        engine: EngineName = "auto",
     ) -> None:
         if buffer_bytes <= 0 or buffer_bytes % ALIGNMENT:
             raise ValueError(f"buffer_bytes must be a multiple of {ALIGNMENT}: {buffer_bytes}")
@@ -50,6 +52,7 @@ class FileReader:
         self._unbuffered = unbuffered
         self._buffer_bytes = buffer_bytes
         self._buffers = buffers
+        self._engine: EngineName = engine
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
@@ -118,7 +121,7 @@ class FileReader:
         if not length:
             return
         direct = reopen_direct(self._fd) if self._unbuffered else None
-        engine: Engine = ThreadEngine(min(count, 2), 1) if count > 1 else InlineEngine()
+        engine = self._open_engine(count)
         buffers = Buffers(count, self._buffer_bytes)
         ahead: deque[tuple[memoryview, Transfer]] = deque()
         asked = start
@@ -145,6 +148,11 @@ class FileReader:
             buffers.close()
             if direct is not None:
                 os.close(direct)
+
+    def _open_engine(self, pieces: int) -> Engine:
+        if pieces == 1:
+            return InlineEngine()
+        return open_engine(self._engine, pieces, readers=min(pieces, 2), writers=1)
 
     def _start(self, engine: Engine, direct: int | None, view: memoryview, offset: int) -> Transfer:
         fd = self._fd if direct is None else direct

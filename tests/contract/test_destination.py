@@ -76,6 +76,12 @@ class FileRegister:
         fresh.write_text(cartridge.model_dump_json())
         fresh.replace(self.folder / cartridge.barcode)
 
+    def record_after(self, known: CartridgeRecord, cartridge: CartridgeRecord) -> bool:
+        if self.cartridge(cartridge.barcode) != known:
+            return False
+        self.record(cartridge)
+        return True
+
     def record_drive(self, drive: DriveRecord) -> None:
         self.drives.append(drive)
 

@@ -304,8 +304,10 @@ def test_a_worm_cartridge_is_not_erased(rig: Rig) -> None:
     (rig.path / "cartridges/A00001L9/worm").touch()
     tape = rig.tape()
     put(tape, Image("i1", os.urandom(MIB)))
+    tape.close()
     before = rig.files("A00001L9")
     known = rig.register.kept["A00001L9"]
+    tape = rig.tape()
     with pytest.raises(WriteProtected, match="is WORM"):
         tape.handling.erase("A00001L9", "test")
     assert rig.files("A00001L9") == before

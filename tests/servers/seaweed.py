@@ -34,6 +34,7 @@ class Seaweed:
 
     endpoint: str
     bucket: str = "copies"
+    pid: int = 0
     _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1 << 30)))
 
     def client(self, keys: tuple[str, str] = KEYS) -> Any:
@@ -95,7 +96,7 @@ def serving(program: str, home: Path, *, core: int | None = None) -> Iterator[Se
         said = (home / "0" / "weed.out").read_text(errors="replace")
         raise RuntimeError(f"SeaweedFS does not start: {said[-2000:]}")
     try:
-        server = Seaweed(f"http://127.0.0.1:{port}")
+        server = Seaweed(f"http://127.0.0.1:{port}", pid=process.pid)
         _until_written(server)
         yield server
     finally:

@@ -39,6 +39,12 @@ class MemoryRegister:
         self.on_record(cartridge)
         self.kept[cartridge.barcode] = cartridge
 
+    def record_after(self, known: CartridgeRecord, cartridge: CartridgeRecord) -> bool:
+        if self.cartridge(cartridge.barcode) != known:
+            return False
+        self.record(cartridge)
+        return True
+
     def record_drive(self, drive: DriveRecord) -> None:
         self.drives.append(drive)
 

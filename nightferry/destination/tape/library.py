@@ -433,6 +433,7 @@ class TapeDestination:
     def close(self) -> None:
         try:
             self.bays.close()
+            self._watch.catch_up()
         finally:
             try:
                 self._library.close()

@@ -355,12 +355,19 @@ class Stock:
                 self.adopted[trailer.image, trailer.epoch] = trailer
 
     def keep(
-        self, cartridge: Cartridge, record: CartridgeRecord, *, written: bool = False, **changes: object
+        self,
+        cartridge: Cartridge,
+        record: CartridgeRecord,
+        *,
+        written: bool = False,
+        late: bool = False,
+        **changes: object,
     ) -> None:
-        """Records what is true of a cartridge now. ``written``: something has just been written to it."""
+        """Records what is true of a cartridge now. ``written``: something has just been written to it; ``late``:
+        its own end tells that to whoever looks, so that the catalog may be told a little later."""
         if written:
             changes["written"] = self._clock.now()
-        cartridge.record = self.watch.change(record, **changes)
+        cartridge.record = (self.watch.appended if late else self.watch.change)(record, **changes)
 
     def begin_writing(self, cartridge: Cartridge) -> None:
         """The intent before the first append of a mount: whoever comes after a crash looks at this

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
@@ -16,10 +17,25 @@ from nightferry.destination.tape.pool import WRITING, is_being_written, settled
 from nightferry.model.records import CartridgeRecord, DriveRecord
 
 _log = logging.getLogger(__name__)
+_LATE_S = 1.0
+"""How far the catalog may be behind a cartridge that images are appended to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """``newest`` is true of a cartridge since ``at`` and not in the catalog yet, where ``recorded`` stands."""
+
+    recorded: CartridgeRecord
+    newest: CartridgeRecord
+    since: float
 
 
 class Watch:
     """Keeps what happens to cartridges and drives; implements ``bays.Watcher``.
+
+    What images add to a cartridge that is marked as being written may be recorded a second late (``appended``): a
+    thousand small images would else wait a thousand times for the catalog's disk. Whoever comes after a crash, or takes
+    the drive over meanwhile, looks behind the end that the catalog knows and finds them by their trailers.
 
     Args:
         destination: Name under which the catalog keeps them.
@@ -38,13 +54,32 @@ class Watch:
         self._lock = threading.Lock()
         self._told: dict[int, tuple[str, ...]] = {}
         """The alerts of each drive that were recorded last."""
+        self._late: dict[str, _Late] = {}
 
     def records(self) -> dict[str, CartridgeRecord]:
-        return {r.barcode: r for r in self.register.cartridges() if r.destination == self.destination}
+        return {
+            r.barcode: self._newest(r)
+            for r in self.register.cartridges()
+            if r.destination == self.destination
+        }
 
     def record_of(self, barcode: str) -> CartridgeRecord | None:
         record = self.register.cartridge(barcode)
-        return record if record is not None and record.destination == self.destination else None
+        if record is None or record.destination != self.destination:
+            return None
+        return self._newest(record)
+
+    def _newest(self, recorded: CartridgeRecord) -> CartridgeRecord:
+        """What is true of a cartridge by the catalog and by what it will be told; if others recorded something
+        since, they looked at the cartridge after us."""
+        with self._lock:
+            late = self._late.get(recorded.barcode)
+            if late is None:
+                return recorded
+            if late.recorded != recorded:
+                del self._late[recorded.barcode]
+                return recorded
+            return late.newest
 
     def now(self) -> datetime:
         """Aware UTC."""
@@ -53,8 +88,35 @@ class Watch:
     def change(self, record: CartridgeRecord, **changes: object) -> CartridgeRecord:
         """Records a cartridge with some fields changed, from now on."""
         changed = record.model_copy(update={**changes, "at": self._clock.now()})
+        with self._lock:
+            self._late.pop(record.barcode, None)
         self.register.record(changed)
         return changed
+
+    def appended(self, record: CartridgeRecord, **changes: object) -> CartridgeRecord:
+        """Like ``change`` of a cartridge that is marked as being written, in the catalog within a second of the
+        next time, or at ``catch_up``."""
+        if not is_being_written(record):
+            return self.change(record, **changes)
+        changed = record.model_copy(update={**changes, "at": self._clock.now()})
+        now = self._clock.monotonic()
+        with self._lock:
+            late = self._late.get(record.barcode) or _Late(record, record, now)
+            late = self._late[record.barcode] = replace(late, newest=changed)
+        if now - late.since >= _LATE_S:
+            self._record_late(record.barcode)
+        return changed
+
+    def catch_up(self) -> None:
+        """Tells the catalog what it was not told yet."""
+        for barcode in list(self._late):
+            self._record_late(barcode)
+
+    def _record_late(self, barcode: str) -> None:
+        with self._lock:
+            late = self._late.pop(barcode, None)
+        if late is not None and not self.register.record_after(late.recorded, late.newest):
+            _log.info("%s was looked at by others after it was written here", barcode)
 
     def intend(self, barcode: str, note: str) -> None:
         """Who is about to do what with a cartridge, and why: in the log before it is done; what is true of the
@@ -88,6 +150,7 @@ class Watch:
                 changes["alerts"] = departure.alerts
             if changes:
                 self.change(record, **changes)
+            self._record_late(departure.barcode)
         self.heard(departure.drive, departure.barcode, departure.alerts)
 
     def heard(self, drive: int, barcode: str, alerts: tuple[str, ...]) -> None:

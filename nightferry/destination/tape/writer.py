@@ -274,6 +274,7 @@ class ImageWriter:
             used_bytes=before.used_bytes + size_bytes,
             images=before.images + mine,
             written=True,
+            late=not full,
         )
 
 

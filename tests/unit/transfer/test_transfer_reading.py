@@ -5,6 +5,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from nightferry.errors import IntegrityError, MediumDamaged, Unavailable
 from nightferry.transfer import reading
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.reading import FileReader
+from nightferry.transfer.ring import EngineName
 
 SIZE = 1 << 18
 CONTENT = os.urandom(7 * SIZE + 1001)
@@ -51,10 +53,11 @@ RANGES = [
 ]
 
 
+@pytest.mark.parametrize("engine", ["threads", "auto"])
 @pytest.mark.parametrize("unbuffered", [True, False])
 @pytest.mark.parametrize(("offset", "length"), RANGES)
-def test_range_is_exact(path: Path, offset: int, length: int, unbuffered: bool) -> None:
-    with FileReader(path, unbuffered=unbuffered, buffer_bytes=SIZE) as reader:
+def test_range_is_exact(path: Path, offset: int, length: int, unbuffered: bool, engine: EngineName) -> None:
+    with FileReader(path, unbuffered=unbuffered, buffer_bytes=SIZE, engine=engine) as reader:
         protocol: ByteReader = reader
         assert protocol.size_bytes == len(CONTENT)
         assert protocol.read(offset, length) == CONTENT[offset : offset + length]
@@ -90,7 +93,7 @@ def test_refused_unbuffered_read_is_read_again_through_the_cache(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "preadv", failing(os.preadv, 1, errno.EINVAL))
-    with FileReader(path, buffer_bytes=SIZE) as reader:
+    with FileReader(path, buffer_bytes=SIZE, engine="threads") as reader:
         assert collect(reader.stream(0, len(CONTENT))) == CONTENT
 
 
@@ -116,8 +119,9 @@ def test_range_beyond_the_end_is_an_integrity_error(path: Path, offset: int, len
             reader.stream(offset, length)
 
 
-def test_file_that_shrank_is_an_integrity_error(path: Path) -> None:
-    with FileReader(path, buffer_bytes=SIZE) as reader:
+@pytest.mark.parametrize("engine", ["threads", "auto"])
+def test_file_that_shrank_is_an_integrity_error(path: Path, engine: EngineName) -> None:
+    with FileReader(path, buffer_bytes=SIZE, engine=engine) as reader:
         os.truncate(path, 2 * SIZE + 100)
         with pytest.raises(IntegrityError, match=f"ends at byte {2 * SIZE + 100}"):
             reader.read(SIZE, 2 * SIZE)
@@ -142,6 +146,15 @@ def test_stream_that_is_left_early_leaves_nothing(path: Path) -> None:
         stream.close()  # type: ignore[attr-defined]  # a generator, as the with of a user would close it
 
 
+def test_a_stream_may_go_from_thread_to_thread(path: Path) -> None:
+    with FileReader(path, buffer_bytes=SIZE) as reader, ThreadPoolExecutor(3) as threads:
+        stream = reader.stream(0, len(CONTENT))
+        read = b""
+        while piece := threads.submit(lambda: bytes(next(stream, b""))).result():
+            read += piece
+    assert read == CONTENT
+
+
 def test_streams_of_one_reader_do_not_disturb_each_other(path: Path) -> None:
     with FileReader(path, buffer_bytes=SIZE) as reader:
         one, two = reader.stream(0, 4 * SIZE), reader.stream(SIZE + 1, 4 * SIZE)
@@ -160,7 +173,7 @@ def test_stream_reads_at_least_two_buffers_ahead(path: Path, monkeypatch: pytest
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", counting)
-    with FileReader(path, buffer_bytes=SIZE, buffers=3) as reader:
+    with FileReader(path, buffer_bytes=SIZE, buffers=3, engine="threads") as reader:
         stream = reader.stream(0, len(CONTENT))
         next(stream)
         stream.close()  # type: ignore[attr-defined]  # waits for the reads that were begun
