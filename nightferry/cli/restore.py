@@ -23,7 +23,7 @@ app = App(name="restore", help="Brings back files, a store, a storage group.")
 
 CopyName = Annotated[str | None, Parameter(name=("--copy", "--from"))]
 Flag = Annotated[bool, Parameter(negative=())]
-Image = Annotated[str | None, Parameter(help="Exactly this image.")]
+ImageName = Annotated[str | None, Parameter(help="Exactly this image.")]
 AsOf = Annotated[
     str | None,
     Parameter(help="The newest image whose start is not later; without an offset, site time."),
@@ -96,7 +96,7 @@ def files(
     *,
     to: Path,
     as_of: AsOf = None,
-    image: Image = None,
+    image: ImageName = None,
     way: Way = _AS_EVER,
 ) -> int:
     """Restores files to DIR/path-inside-the-store. What is there already stays, unless --overwrite says else.
@@ -130,7 +130,7 @@ def store(
     in_place: Flag = False,
     yes: Flag = False,
     as_of: AsOf = None,
-    image: Image = None,
+    image: ImageName = None,
     way: Way = _AS_EVER,
 ) -> int:
     """Restores a whole store, to a folder or in place.

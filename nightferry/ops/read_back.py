@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from nightferry.errors import BusyError, IntegrityError, MediumDamaged, NeedsRecall, NightferryError
-from nightferry.image.chunks import CheckedReader
+from nightferry.image.chunks import checked
 from nightferry.model.records import OUTLIVED, CopyRecord
 from nightferry.ops.encode import open_copy
 from nightferry.ops.opened import OpenSite
@@ -51,12 +51,11 @@ def verify_copy(
                     f"not {image.size_bytes}",
                     subject=image.image,
                 )
-            checked = CheckedReader(reader, chunks)
             for run in _sampled(len(chunks) // ENTRY_BYTES, sample):
                 cancel.check()
                 done = run.start * CHUNK_BYTES
                 length = min(len(run) * CHUNK_BYTES, image.size_bytes - done)
-                for data in checked.stream(done, length):
+                for data in checked(reader.stream(done, length), chunks, run.start, length):
                     cancel.check()
                     done += len(data)
                     progress.advance(subject, done)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nightferry.destination.base import Encoding
 from nightferry.errors import IntegrityError, MediumDamaged
-from nightferry.image.chunks import CheckedReader
+from nightferry.image.chunks import checked
 from nightferry.model.records import ImageRecord
 from nightferry.ops.room import side_path
 from nightferry.ops.stage import read_index
@@ -83,10 +83,11 @@ class StagedOutgoing:
                 if reader.size_bytes != self.size_bytes:
                     raise IntegrityError(f"{reader.size_bytes} bytes instead of {self.size_bytes}")
                 rest = self.size_bytes - self.done_bytes
-                for data in CheckedReader(reader, self._chunks).stream(self.done_bytes, rest):
+                pieces = reader.stream(self.done_bytes, rest)
+                for data in checked(pieces, self._chunks, first_chunk, rest):
                     self._cancel.check()
                     self.done_bytes += len(data)
-                    yield data
+                    yield memoryview(data)
         except (MediumDamaged, IntegrityError) as error:
             raise self._damage(error) from error
 
