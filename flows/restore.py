@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from prefect import Flow, flow, task
+from prefect import Flow, Task, flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
@@ -21,6 +22,7 @@ from nightferry.model.text import safe_markdown
 from nightferry.ops import restore as ops
 from nightferry.ops import restore_group as of_group
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.tree import Writing
 from nightferry.units import format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own
@@ -53,20 +55,16 @@ def restore_files(
             (``restore_overwrite``), ``always`` only on the command line.
         node: The node to restore on; empty: the one that has staging.
     """
-    with at_work():
-        asked: dict[str, Any] = {
-            "store": store,
-            "patterns": patterns,
-            "to": to,
-            "as_of": as_of,
-            "image": image,
-            "copy_from": copy_from,
-            "overwrite": overwrite,
-        }
-        elsewhere = _elsewhere(site, split_store(store)[0], node, restore_files, asked)
-        if elsewhere is not None:
-            return elsewhere
-        return _restore(site, store, patterns, to, as_of, image, copy_from, overwrite)
+    asked: dict[str, Any] = {
+        "store": store,
+        "patterns": patterns,
+        "to": to,
+        "as_of": as_of,
+        "image": image,
+        "copy_from": copy_from,
+        "overwrite": overwrite,
+    }
+    return _carry_out(site, node, restore_files, restore_task, asked)
 
 
 @flow(name="restore-store", flow_run_name="restore {store}", persist_result=False)
@@ -90,18 +88,14 @@ def restore_store(
         copy_from: Only from this destination, or ``staging``.
         node: The node to restore on; empty: the one that has staging.
     """
-    with at_work():
-        asked: dict[str, Any] = {
-            "store": store,
-            "to": to,
-            "as_of": as_of,
-            "image": image,
-            "copy_from": copy_from,
-        }
-        elsewhere = _elsewhere(site, split_store(store)[0], node, restore_store, asked)
-        if elsewhere is not None:
-            return elsewhere
-        return _restore(site, store, [], to, as_of, image, copy_from, "never")
+    asked: dict[str, Any] = {
+        "store": store,
+        "to": to,
+        "as_of": as_of,
+        "image": image,
+        "copy_from": copy_from,
+    }
+    return _carry_out(site, node, restore_store, restore_task, asked)
 
 
 @flow(name="restore-group", flow_run_name="restore {group}", persist_result=False)
@@ -123,22 +117,32 @@ def restore_group(
         copy_from: Only from this destination, or ``staging``.
         node: The node to restore on; empty: the one that has staging.
     """
+    asked: dict[str, Any] = {"group": group, "to": to, "as_of": as_of, "copy_from": copy_from}
+    return _carry_out(site, node, restore_group, restore_group_task, asked)
+
+
+def _carry_out(
+    site: Site, node: str | None, flow: Flow[..., Any], work: Task[..., bool], asked: dict[str, Any]
+) -> State[Any]:
+    """Does the work here, or the flow on the node that it is for; both take what was asked."""
+    what, to = asked.get("store") or asked["group"], asked["to"]
     with at_work():
-        asked: dict[str, Any] = {"group": group, "to": to, "as_of": as_of, "copy_from": copy_from}
-        elsewhere = _elsewhere(site, group, node, restore_group, asked)
+        here = opened(site)
+        group = asked.get("group") or split_store(what)[0]
+        elsewhere = _elsewhere(here, site, group, node, flow, asked)
         if elsewhere is not None:
             return elsewhere
-        below_a_root(opened(site), to)
-        if not restore_group_task(site, group, to, as_of, copy_from):
+        require_overwrite(here, asked.get("overwrite", "never"))
+        below_a_root(here, to)
+        if not work(site, **asked):
             return Failed(name="Partial", message="something was left out; see the report artifact")
-        return Completed(message=f"{group} is back below {to}")
+        return Completed(message=f"{what} is back below {to}")
 
 
 def _elsewhere(
-    site: Site, group: str, node: str | None, flow: Flow[..., Any], asked: dict[str, Any]
+    here: OpenSite, site: Site, group: str, node: str | None, flow: Flow[..., Any], asked: dict[str, Any]
 ) -> State[Any] | None:
     """The restore on the other node that it is for, ended; None when it is for this one."""
-    here = opened(site)
     if node is None:
         known = next((g for g in here.site.groups if g.name == group), None)
         # What has left the site file has no staging any more: any node can restore it.
@@ -181,35 +185,16 @@ def require_overwrite(here: OpenSite, overwrite: str) -> None:
         )
 
 
-def _restore(
-    site: Site,
-    store: str,
-    patterns: list[str],
-    to: str,
-    as_of: datetime | None,
-    image: str | None,
-    copy_from: str | None,
-    overwrite: Literal["never", "older"],
-) -> State[Any]:
-    here = opened(site)
-    require_overwrite(here, overwrite)
-    below_a_root(here, to)
-    complete = restore_task(site, store, patterns, to, as_of, image, copy_from, overwrite)
-    if not complete:
-        return Failed(name="Partial", message="something was left out; see the report artifact")
-    return Completed(message=f"{store} is back below {to}")
-
-
 @task(name="restore", task_run_name="restore {store}", cache_policy=NO_CACHE, persist_result=False)
 def restore_task(
     site: Site,
     store: str,
-    patterns: list[str],
     to: str,
     as_of: datetime | None,
     image: str | None,
     copy_from: str | None,
-    overwrite: Literal["never", "older"],
+    patterns: Sequence[str] = (),
+    overwrite: Literal["never", "older"] = "never",
 ) -> bool:
     """The restore itself; True when nothing was left out."""
     here = opened(site)
@@ -217,7 +202,8 @@ def restore_task(
     target, root = below_a_root(here, to)
     found = ops.find_image(here, group, name, as_of=as_of, image=image)
     plan = ops.plan_restore(here, found, patterns, target, copy=copy_from)
-    done = ops.restore(here, plan, below=root, overwrite=overwrite, progress=PrefectProgress(), cancel=CANCEL)
+    writing = Writing(overwrite, below=root)
+    done = ops.restore(here, plan, writing=writing, progress=PrefectProgress(), cancel=CANCEL)
     _show(store, [f"# {safe_markdown(store)} restored", "", *_lines(done)], target)
     return done.is_complete
 
@@ -234,7 +220,8 @@ def restore_group_task(
     here = opened(site)
     target, root = below_a_root(here, to)
     plans = of_group.plan_group(here, group, target, as_of=as_of, copy=copy_from)
-    stores = of_group.restore_group(here, plans, below=root, progress=PrefectProgress(), cancel=CANCEL)
+    writing = Writing(below=root)
+    stores = of_group.restore_group(here, plans, writing=writing, progress=PrefectProgress(), cancel=CANCEL)
     lines = [f"# {safe_markdown(group)} restored"]
     for one in stores:
         said = (

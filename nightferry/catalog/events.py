@@ -149,14 +149,14 @@ class EventLog:
                 self._learn(row)
             return self._last - before
 
-    def rows(self, after: int = 0) -> list[Row]:
-        """Every event later than ``after``, in order, read anew.
+    def rows(self) -> list[Row]:
+        """Every event, in order, read anew.
 
         Raises:
             CatalogError: as `refresh`.
         """
         with self._lock:
-            return list(self._read(after))
+            return list(self._read(0))
 
     def append(
         self,

@@ -280,18 +280,15 @@ class Catalog:
             "image", name, (i.image for i in self.all(ImageRecord))
         )
 
-    def image_as_of(
-        self, group: str, store: str, when: datetime | None, *, partial: bool = False
-    ) -> ImageRecord | None:
+    def image_as_of(self, group: str, store: str, when: datetime | None) -> ImageRecord | None:
         """The store's newest image whose start is not later than ``when``, and that is whole and not expired.
 
         Args:
             when: Aware; None: the newest of all, also when another node's clock goes ahead of this one's.
-            partial: Takes a partial image too when it is the newest.
         """
         for image in self.images(group, store):
             in_time = when is None or image.started <= when
-            if in_time and (partial or image.state == "whole") and not self.expired(image.image):
+            if in_time and image.state == "whole" and not self.expired(image.image):
                 return image
         return None
 

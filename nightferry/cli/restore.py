@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,12 +17,75 @@ if TYPE_CHECKING:
     from nightferry.ops.opened import OpenSite
     from nightferry.ops.restore import Restored, RestorePlan
     from nightferry.ops.restored import RestoreReport
+    from nightferry.ops.tree import Writing
 
 app = App(name="restore", help="Brings back files, a store, a storage group.")
 
 CopyName = Annotated[str | None, Parameter(name=("--copy", "--from"))]
 Flag = Annotated[bool, Parameter(negative=())]
-Overwriting = Literal["never", "older", "always"]
+ImageName = Annotated[str | None, Parameter(help="Exactly this image.")]
+AsOf = Annotated[
+    str | None,
+    Parameter(help="The newest image whose start is not later; without an offset, site time."),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Way:
+    """From where, and how what comes back is written: options that all restores have.
+
+    Parameters
+    ----------
+    copy
+        Only from this destination, or `staging`.
+    overwrite
+        `never` leaves what is there, `older` replaces what is older, `always` replaces.
+    dry_run
+        Says which copy, how much and how long; writes nothing.
+    privileged
+        Also devices, setuid bits and privileged attributes.
+    map_owner
+        OLD=NEW for users and groups; may be repeated.
+    """
+
+    copy: CopyName = None
+    overwrite: Literal["never", "older", "always"] = "never"
+    dry_run: Flag = False
+    privileged: Flag = False
+    map_owner: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+
+    def writing(self) -> Writing:
+        """As the restore itself wants it.
+
+        Raises:
+            ConfigError: ``map_owner`` is not well-formed.
+        """
+        from nightferry.ops.tree import Writing
+
+        owners = {}
+        for pair in self.map_owner:
+            old, equals, new = pair.partition("=")
+            if not (old and equals and new):
+                raise ConfigError(
+                    f"not a mapping of owners: {pair!r}", hint="write OLD=NEW", subject="--map-owner"
+                )
+            owners[old] = new
+        return Writing(self.overwrite, self.privileged, owners)
+
+
+@dataclass(frozen=True)
+class GroupWay(Way):
+    """The same of several images."""
+
+    dry_run: Annotated[
+        bool,
+        Parameter(negative=(), help="Says which copies, how much and how long; writes nothing."),
+    ] = False
+
+
+_AS_EVER = Way()
+_GROUP_AS_EVER = GroupWay()
 
 
 @app.command
@@ -32,13 +95,9 @@ def files(
     /,
     *,
     to: Path,
-    as_of: str | None = None,
-    image: str | None = None,
-    copy: CopyName = None,
-    overwrite: Overwriting = "never",
-    dry_run: Flag = False,
-    privileged: Flag = False,
-    map_owner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    as_of: AsOf = None,
+    image: ImageName = None,
+    way: Way = _AS_EVER,
 ) -> int:
     """Restores files to DIR/path-inside-the-store. What is there already stays, unless --overwrite says else.
 
@@ -52,20 +111,6 @@ def files(
         As in .gitignore; a directory means all below it.
     to
         The folder to restore into.
-    as_of
-        The newest image whose start is not later; without an offset, site time.
-    image
-        Exactly this image.
-    copy
-        Only from this destination, or `staging`.
-    overwrite
-        `never` leaves what is there, `older` replaces what is older, `always` replaces.
-    dry_run
-        Says which copy, how much and how long; writes nothing.
-    privileged
-        Also devices, setuid bits and privileged attributes.
-    map_owner
-        OLD=NEW for users and groups; may be repeated.
     """
     if not patterns:
         raise ConfigError(
@@ -73,7 +118,7 @@ def files(
             hint="name files or patterns; `nightferry restore store` restores all",
             subject=store,
         )
-    return _run(store, patterns, to, as_of, image, copy, overwrite, dry_run, privileged, _owners(map_owner))
+    return _run(store, patterns, to, as_of, image, way)
 
 
 @app.command
@@ -84,13 +129,9 @@ def store(
     to: Path | None = None,
     in_place: Flag = False,
     yes: Flag = False,
-    as_of: str | None = None,
-    image: str | None = None,
-    copy: CopyName = None,
-    overwrite: Overwriting = "never",
-    dry_run: Flag = False,
-    privileged: Flag = False,
-    map_owner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    as_of: AsOf = None,
+    image: ImageName = None,
+    way: Way = _AS_EVER,
 ) -> int:
     """Restores a whole store, to a folder or in place.
 
@@ -107,35 +148,20 @@ def store(
         Into the store's own place; needs --yes.
     yes
         The store's place may be taken.
-    as_of
-        The newest image whose start is not later; without an offset, site time.
-    image
-        Exactly this image.
-    copy
-        Only from this destination, or `staging`.
-    overwrite
-        `never` leaves what is there, `older` replaces what is older, `always` replaces.
-    dry_run
-        Says which copy, how much and how long; writes nothing.
-    privileged
-        Also devices, setuid bits and privileged attributes.
-    map_owner
-        OLD=NEW for users and groups; may be repeated.
     """
     if (to is None) == (not in_place):
         raise ConfigError(
             "a store is restored either --to DIR or --in-place", hint="say one of the two", subject=store
         )
-    owners = _owners(map_owner)
     if to is not None:
-        return _run(store, (), to, as_of, image, copy, overwrite, dry_run, privileged, owners)
-    if not yes and not dry_run:
+        return _run(store, (), to, as_of, image, way)
+    if not yes and not way.dry_run:
         raise ConfigError(
             f"restoring {store} in place exchanges what is there",
             hint="say --yes; the old content stays beside it as PATH.before-RUN",
             subject=store,
         )
-    return _in_place(store, as_of, image, copy, dry_run, privileged, owners)
+    return _in_place(store, as_of, image, way)
 
 
 @app.command
@@ -146,11 +172,7 @@ def group(
     to: Path,
     as_of: str | None = None,
     until: str | None = None,
-    copy: CopyName = None,
-    overwrite: Overwriting = "never",
-    dry_run: Flag = False,
-    privileged: Flag = False,
-    map_owner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    way: GroupWay = _GROUP_AS_EVER,
 ) -> int:
     """Restores every store of a storage group, each to DIR/STORE.
 
@@ -166,16 +188,6 @@ def group(
         The newest images whose start is not later; without an offset, site time.
     until
         Replays the log up to here. Not in this release.
-    copy
-        Only from this destination, or `staging`.
-    overwrite
-        `never` leaves what is there, `older` replaces what is older, `always` replaces.
-    dry_run
-        Says which copies, how much and how long; writes nothing.
-    privileged
-        Also devices, setuid bits and privileged attributes.
-    map_owner
-        OLD=NEW for users and groups; may be repeated.
     """
     from nightferry.cli.output import table
     from nightferry.errors import NotInThisRelease, worst_exit_code
@@ -187,12 +199,12 @@ def group(
         raise NotInThisRelease(
             "replaying a log (`--until`) is not in this release", hint="leave --until out", subject=group
         )
-    owners = _owners(map_owner)
+    writing = way.writing()
     session = current()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         when = parse_moment(as_of, here) if as_of else None
-        plans = plan_group(here, group, to.resolve(), as_of=when, copy=copy)
-        if dry_run:
+        plans = plan_group(here, group, to.resolve(), as_of=when, copy=way.copy)
+        if way.dry_run:
             documents = [plan.as_json() for plan in plans]
             shown = [
                 [
@@ -209,13 +221,7 @@ def group(
             session.out.result({"stores": documents, "dry_run": True, "as_of": when}, table(heads, shown))
             return 0
         done = restore_group(
-            here,
-            plans,
-            overwrite=overwrite,
-            privileged=privileged,
-            map_owner=owners,
-            progress=session.out.progress,
-            cancel=session.cancel,
+            here, plans, writing=writing, progress=session.out.progress, cancel=session.cancel
         )
     rows = [
         [
@@ -241,40 +247,21 @@ def _run(
     to: Path,
     as_of: str | None,
     image: str | None,
-    copy: str | None,
-    overwrite: Overwriting,
-    dry_run: bool,
-    privileged: bool,
-    map_owner: dict[str, str],
+    way: Way,
 ) -> int:
     from nightferry.ops import restore as ops
     from nightferry.ops.opened import OpenSite
 
-    session = current()
+    session, writing = current(), way.writing()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         found, moment = _find(session, here, store, as_of, image)
-        plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=copy)
-        if dry_run:
+        plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=way.copy)
+        if way.dry_run:
             plan = ops.look_for_recalls(here, plan)
-            report = ops.forecast(
-                here,
-                plan,
-                overwrite=overwrite,
-                privileged=privileged,
-                map_owner=map_owner,
-                cancel=session.cancel,
-            )
+            report = ops.forecast(here, plan, writing=writing, cancel=session.cancel)
             _show_plan(session, plan, moment, report)
             return 0 if report.complete else 3
-        done = ops.restore(
-            here,
-            plan,
-            overwrite=overwrite,
-            privileged=privileged,
-            map_owner=map_owner,
-            progress=session.out.progress,
-            cancel=session.cancel,
-        )
+        done = ops.restore(here, plan, writing=writing, progress=session.out.progress, cancel=session.cancel)
     return _show(session, store, done, moment)
 
 
@@ -282,20 +269,18 @@ def _in_place(
     store: str,
     as_of: str | None,
     image: str | None,
-    copy: str | None,
-    dry_run: bool,
-    privileged: bool,
-    map_owner: dict[str, str],
+    way: Way,
 ) -> int:
-    from nightferry.ops import restore as ops
+    from nightferry.ops import restore_in_place as ops
     from nightferry.ops.in_place import store_in_use
     from nightferry.ops.opened import OpenSite
+    from nightferry.ops.restore import look_for_recalls
 
-    session = current()
+    session, writing = current(), way.writing()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
         found, moment = _find(session, here, store, as_of, image)
-        if dry_run:
-            plan = ops.look_for_recalls(here, ops.plan_in_place(here, found, copy=copy))
+        if way.dry_run:
+            plan = look_for_recalls(here, ops.plan_in_place(here, found, copy=way.copy))
             path = ops.place_of(here, found)
             use = store_in_use(path)
             _show_plan(session, replace(plan, target=path), moment, in_use=use.processes)
@@ -303,9 +288,8 @@ def _in_place(
         done = ops.restore_in_place(
             here,
             found,
-            copy=copy,
-            privileged=privileged,
-            map_owner=map_owner,
+            copy=way.copy,
+            writing=writing,
             progress=session.out.progress,
             cancel=session.cancel,
         )
@@ -341,18 +325,6 @@ def parse_moment(text: str, here: OpenSite) -> datetime:
             f"not a time: {text!r}", hint="write for example 2026-11-30T06:00 or 2026-11-30T06:00-06:00"
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=here.site.tz)
-
-
-def _owners(pairs: tuple[str, ...]) -> dict[str, str]:
-    owners = {}
-    for pair in pairs:
-        old, equals, new = pair.partition("=")
-        if not (old and equals and new):
-            raise ConfigError(
-                f"not a mapping of owners: {pair!r}", hint="write OLD=NEW", subject="--map-owner"
-            )
-        owners[old] = new
-    return owners
 
 
 def _show_plan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from nightferry.errors import MoveFailed
 from nightferry.model.findings import Finding
 from nightferry.progress import Cancel
 
@@ -62,6 +63,21 @@ class MovePlan:
     @property
     def is_noop(self) -> bool:
         return self.source == self.target
+
+    def failed(self, what: str) -> MoveFailed:
+        """What the group did instead, or why it stays: ``is on …``, ``cannot move …``."""
+        return MoveFailed(f"{self.group} {what}", operation="move", subject=self.group)
+
+    def require_still(self, fresh: MovePlan) -> None:
+        """Compares it with the same plan made anew.
+
+        Raises:
+            MoveFailed: it is stale, or must not be made.
+        """
+        if fresh.source != self.source:
+            raise self.failed(f"is on {fresh.source}, not on {self.source} any more: the plan is stale")
+        if fresh.problems:
+            raise self.failed(f"cannot move to {self.target}: {'; '.join(fresh.problems)}")
 
 
 class Cluster(Protocol):

@@ -13,7 +13,7 @@ from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
 from nightferry.cluster.run import Finished, run_program
 from nightferry.cluster.verbs import Verb, Verbs, read
-from nightferry.errors import ClusterError, MoveFailed
+from nightferry.errors import ClusterError
 from nightferry.model.findings import Finding
 from nightferry.model.names import choose
 from nightferry.model.nodes import NodeSpec
@@ -111,10 +111,7 @@ class CommandCluster:
     def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
         cancel.check()
         fresh = self.plan(plan.group, plan.target)
-        if fresh.source != plan.source:
-            raise _failed(plan, f"is on {fresh.source}, not on {plan.source} any more: the plan is stale")
-        if fresh.problems:
-            raise _failed(plan, f"cannot move to {plan.target}: {'; '.join(fresh.problems)}")
+        plan.require_still(fresh)
         if fresh.is_noop:
             return
         try:
@@ -134,17 +131,16 @@ class CommandCluster:
             if view.state == "started" and view.owner == plan.target:
                 return
             if view.state == "failed":
-                raise _failed(plan, f"failed on {view.owner} on its way to {plan.target}{said}")
+                raise plan.failed(f"failed on {view.owner} on its way to {plan.target}{said}")
             if view.state == "started" and view.owner not in ("", plan.source):
-                raise _failed(plan, f"is on {view.owner} instead of {plan.target}{said}")
+                raise plan.failed(f"is on {view.owner} instead of {plan.target}{said}")
             unmoved += view.state == "started"
             if command.code != 0 and unmoved >= REFUSED_AFTER_POLLS:
-                raise _failed(plan, f"stays on {plan.source}{said}")
+                raise plan.failed(f"stays on {plan.source}{said}")
             if self._clock.monotonic() >= ended:
-                raise _failed(
-                    plan,
+                raise plan.failed(
                     f"is {view.state} on {view.owner or 'no node'} ({view.note or 'no reason given'}) "
-                    f"{self._deadline_s:.0f} s after it was sent to {plan.target}{said}",
+                    f"{self._deadline_s:.0f} s after it was sent to {plan.target}{said}"
                 )
             cancel.check()
             self._clock.sleep(POLL_S)
@@ -253,10 +249,6 @@ def _is_among(word: str, words: Sequence[str]) -> bool:
 
 def _names_of(node: NodeSpec) -> set[str]:
     return {node.name.casefold(), node.host.casefold()}
-
-
-def _failed(plan: MovePlan, what: str) -> MoveFailed:
-    return MoveFailed(f"{plan.group} {what}", operation="move", subject=plan.group)
 
 
 def _text(ended: Finished) -> str:

@@ -132,7 +132,6 @@ class Primitive:
 class Configured:
     """The part of the CIB we look at."""
 
-    properties: dict[str, str]
     stickiness: str
     """Of all resources; empty when the CIB does not say."""
     group_stickiness: dict[str, str]
@@ -230,7 +229,6 @@ def read_cib(xml: bytes) -> Configured:
             elsewhere.extend(found)
     locations = list(map(_pin, constraints.findall("rsc_location"))) if constraints is not None else []
     return Configured(
-        properties=_pairs(configuration.find("crm_config"), "cluster_property_set"),
         stickiness=_pairs(configuration.find("rsc_defaults"), "meta_attributes").get(
             "resource-stickiness", ""
         ),

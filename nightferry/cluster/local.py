@@ -87,28 +87,13 @@ class LocalCluster:
         cancel.check()
         with self._locked():
             fresh = self.plan(plan.group, plan.target)
-            if fresh.source != plan.source:
-                raise MoveFailed(
-                    f"{plan.group} is on {fresh.source}, not on {plan.source} any more: the plan is stale",
-                    operation="move",
-                    subject=plan.group,
-                )
-            if fresh.problems:
-                raise MoveFailed(
-                    f"{plan.group} cannot move to {plan.target}: {'; '.join(fresh.problems)}",
-                    operation="move",
-                    subject=plan.group,
-                )
+            plan.require_still(fresh)
             if not fresh.is_noop:
                 state = self._read()
                 self._write(replace(state, owners={**state.owners, plan.group: plan.target}))
         owner = self.where(plan.group)
         if owner != plan.target:
-            raise MoveFailed(
-                f"{plan.group} is on {owner} after it was moved to {plan.target}",
-                operation="move",
-                subject=plan.group,
-            )
+            raise plan.failed(f"is on {owner} after it was moved to {plan.target}")
 
     def release(self, group: str) -> None:
         """A local move leaves nothing behind."""

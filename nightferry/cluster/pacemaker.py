@@ -139,18 +139,7 @@ class PacemakerCluster:
         cancel.check()
         look = self._look(plan.group, plan.target)
         fresh = self._plan(look, plan.group, plan.target)
-        if fresh.source != plan.source:
-            raise MoveFailed(
-                f"{plan.group} is on {fresh.source}, not on {plan.source} any more: the plan is stale",
-                operation="move",
-                subject=plan.group,
-            )
-        if fresh.problems:
-            raise MoveFailed(
-                f"{plan.group} cannot move to {plan.target}: {'; '.join(fresh.problems)}",
-                operation="move",
-                subject=plan.group,
-            )
+        plan.require_still(fresh)
         if fresh.is_noop:
             return
         self._register.place(
@@ -168,11 +157,7 @@ class PacemakerCluster:
             raise
         if not placed:
             self._register.take_back(plan.group, "not placed: another one came first")
-            raise MoveFailed(
-                f"{plan.group} was pinned to a node by somebody else meanwhile",
-                operation="move",
-                subject=plan.group,
-            )
+            raise plan.failed("was pinned to a node by somebody else meanwhile")
 
     def release(self, group: str) -> None:
         """Takes our constraint back, unless the group would leave its node for that: then it stays until the
@@ -304,19 +289,13 @@ class PacemakerCluster:
             status = self._tools.status()
             view = self._group_view(plan.group, status)
             if why := self._why_it_failed(plan, view, status, known):
-                raise MoveFailed(
-                    f"{plan.group} did not arrive on {plan.target}: {why}",
-                    operation="move",
-                    subject=plan.group,
-                )
+                raise plan.failed(f"did not arrive on {plan.target}: {why}")
             if view.state == "started" and view.owner == plan.target:
                 return
             if time.monotonic() > end:
-                raise MoveFailed(
-                    f"{plan.group} did not arrive on {plan.target} within {self._move_s:g} s: "
-                    f"it is {view.state} on {view.owner or 'no node'}",
-                    operation="move",
-                    subject=plan.group,
+                raise plan.failed(
+                    f"did not arrive on {plan.target} within {self._move_s:g} s: "
+                    f"it is {view.state} on {view.owner or 'no node'}"
                 )
             cancel.wait(LOOK_EVERY_S)
 

@@ -44,7 +44,6 @@ def run_program(
     *,
     deadline_s: float,
     env: Mapping[str, str] | None = None,
-    stdin: bytes = b"",
     cancel: Cancel | None = None,
 ) -> Finished:
     """Runs a program to its end and returns how it ended, whatever its exit status.
@@ -53,7 +52,6 @@ def run_program(
         argv: Program and arguments; the program's path is absolute.
         deadline_s: After this many seconds the program and its children are killed.
         env: Added to ``CLEAN_ENVIRONMENT``.
-        stdin: What it reads.
         cancel: When set, the program and its children are killed.
 
     Raises:
@@ -66,7 +64,7 @@ def run_program(
     try:
         process = subprocess.Popen(  # noqa: S603 - an argv list, no shell
             list(argv),
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**CLEAN_ENVIRONMENT, **(env or {})},
@@ -80,7 +78,7 @@ def run_program(
             subject=argv[0],
         ) from error
     try:
-        return _communicate(process, argv[0], stdin, time.monotonic() + deadline_s, deadline_s, cancel)
+        return _communicate(process, argv[0], time.monotonic() + deadline_s, deadline_s, cancel)
     finally:
         _end(process)
 
@@ -88,12 +86,10 @@ def run_program(
 def _communicate(
     process: subprocess.Popen[bytes],
     program: str,
-    stdin: bytes,
     end: float,
     deadline_s: float,
     cancel: Cancel | None,
 ) -> Finished:
-    given: bytes | None = stdin
     while True:
         left = end - time.monotonic()
         if left <= 0:
@@ -101,9 +97,8 @@ def _communicate(
                 f"{program} did not end within {deadline_s:g} s and was killed", subject=program
             )
         try:
-            stdout, stderr = process.communicate(given, timeout=min(left, _LOOK_S))
+            stdout, stderr = process.communicate(timeout=min(left, _LOOK_S))
         except subprocess.TimeoutExpired:
-            given = None  # communicate keeps what it was given
             if cancel is not None:
                 cancel.check()
         else:
@@ -120,6 +115,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(_LAST_WORDS_S)
     except subprocess.TimeoutExpired:
         pass  # stuck in the kernel; our deadline counts
-    for pipe in (process.stdin, process.stdout, process.stderr):
+    for pipe in (process.stdout, process.stderr):
         if pipe is not None and not pipe.closed:
             pipe.close()

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nightferry.destination.base import DATA_NAMES, Outgoing, Receipt, encoding_of
-from nightferry.errors import ConfigError, IntegrityError, MediumDamaged
+from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Outgoing, Receipt, encoding_of
+from nightferry.errors import ConfigError, DestinationError, IntegrityError, MediumDamaged
 from nightferry.progress import Cancel, Progress
 
 COPY = "copy.json"
 META = "meta.json"
 CRC = "crc64nvme"
+CATALOGS_KEPT = 3
 _KEYS = {"image", "epoch", "size_bytes", "digest"}
 _MORE_KEYS = {"encoding", CRC}
 """What is there for some copies: how the data is encoded, and the checksum that its store compared it with."""
@@ -136,6 +137,47 @@ def location_of(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def receipt_of(said: Mapping[str, Any], lane: str = "") -> Receipt:
     return Receipt(location_of(said), said["size_bytes"], lane=lane)
+
+
+def made_before(
+    name: str, said: Mapping[str, Any], outgoing: Outgoing, epoch: int, lane: str
+) -> Receipt | None:
+    """The receipt of a whole copy that is there, when it is the very one to be put.
+
+    None asks for a new one: a new epoch comes because what is there was found damaged, and only looks whole.
+
+    Raises:
+        DestinationError: it is another image of the same name.
+    """
+    if said["digest"] != outgoing.digest:
+        raise DestinationError(
+            f"{name} holds another {outgoing.image}: digest {said['digest']}, not {outgoing.digest}",
+            subject=outgoing.image,
+            hint="two images have one name; look at both with `nightferry copies`",
+        )
+    return receipt_of(said, lane) if said["epoch"] == epoch else None
+
+
+def data_path(location: Mapping[str, Any]) -> str:
+    """Where the data of a copy lies.
+
+    Raises:
+        ConfigError: it is no location.
+        NotInThisRelease: see ``data_name``.
+    """
+    return f"images/{place_of(location)[0]}/{data_name(location)}"
+
+
+def side_path(location: Mapping[str, Any], name: str) -> str:
+    """Where one of a copy's side files lies.
+
+    Raises:
+        ConfigError: it is no location.
+        DestinationError: there is no such side file.
+    """
+    if name not in SIDE_FILES:
+        raise DestinationError(f"{name!r} is no side file", subject=name)
+    return f"images/{place_of(location)[0]}/{name}"
 
 
 def misfit(name: str, path: str, size_bytes: int | None, location: Mapping[str, Any]) -> MediumDamaged:

@@ -10,18 +10,22 @@ from typing import Any
 
 from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Found, Leftover, Outgoing, Receipt
 from nightferry.destination.copies import (
+    CATALOGS_KEPT,
     COPY,
     META,
     Lanes,
     ObjectLane,
     about,
     data_name,
+    data_path,
     location_of,
+    made_before,
     misfit,
     parse_about,
     place_of,
     receipt_of,
     safe_name,
+    side_path,
     watched,
 )
 from nightferry.destination.drivers import open_driver
@@ -30,7 +34,6 @@ from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadA
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
 from nightferry.errors import (
-    DestinationError,
     IntegrityError,
     MediumDamaged,
     NightferryError,
@@ -40,7 +43,6 @@ from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
-CATALOGS_KEPT = 3
 _STREAM_BYTES = 4 << 20
 _MADE_FIRST = "images"
 """What the first copy makes below the root."""
@@ -170,15 +172,9 @@ class FsspecDestination:
         image = safe_name(outgoing.image)
         whole = self._copy_of(image)
         if whole is not None:
-            if whole["digest"] != outgoing.digest:
-                raise DestinationError(
-                    f"{self._name} holds another {image}: digest {whole['digest']}, not {outgoing.digest}",
-                    subject=image,
-                    hint="two images have one name; look at both with `nightferry copies`",
-                )
-            if whole["epoch"] == epoch:
-                return receipt_of(whole, lane)
-            # A new epoch is asked for because what is here was found damaged: it only looks whole.
+            there = made_before(self._name, whole, outgoing, epoch, lane)
+            if there is not None:
+                return there
         folder = f"images/{image}"
         self._objects.remove(f"{folder}/{META}")
         self._objects.remove(folder)
@@ -222,19 +218,17 @@ class FsspecDestination:
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
         self._require()
-        image, size_bytes = place_of(location)
-        path = f"images/{image}/{data_name(location)}"
+        path = data_path(location)
         size = self._objects.size(path)
-        if size != size_bytes:
+        if size is None or size != location["size_bytes"]:
             raise misfit(self._name, path, size, location)
         with self._objects.opened(path) as read_at:
-            yield ObjectReader(read_at, path, size_bytes)
+            yield ObjectReader(read_at, path, size)
 
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
-        if name not in SIDE_FILES:
-            raise DestinationError(f"{name!r} is no side file", subject=name)
+        path = side_path(location, name)
         self._require()
-        return self._objects.read(f"images/{place_of(location)[0]}/{name}")
+        return self._objects.read(path)
 
     def remove(self, location: Mapping[str, Any]) -> None:
         self._require()

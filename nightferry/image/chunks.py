@@ -75,16 +75,30 @@ class CheckedReader:
         end = min(stop * CHUNK_BYTES, self.size_bytes)
         few = end - start <= READ_AT_ONCE
         pieces = (self._reader.read(start, end - start),) if few else self._reader.stream(start, end - start)
-        number = first
-        for chunk in _in_chunks(pieces, end - start):
-            check_chunk(self._table, number, chunk)
+        for number, chunk in enumerate(checked(pieces, self._table, first, end - start), first):
             if number == stop - 1:
-                chunk = bytes(chunk)
-                self._kept = (number, chunk)
+                self._kept = (number, bytes(chunk))
             yield number, chunk
-            number += 1
-        if number != stop:
-            raise IntegrityError(f"the image ended in chunk {number}; chunks up to {stop} were expected")
+
+
+def checked(
+    pieces: Iterable[bytes | memoryview], table: bytes, first: int, length: int
+) -> Iterator[bytes | bytearray | memoryview]:
+    """Cuts ``length`` bytes that begin with chunk ``first`` into chunks, each checked before it is handed out.
+
+    A chunk is valid until the next is asked for.
+
+    Raises:
+        IntegrityError: a chunk is not what the table says, or they end too early.
+    """
+    number = first
+    for chunk in _in_chunks(pieces, length):
+        check_chunk(table, number, chunk)
+        yield chunk
+        number += 1
+    stop = first + -(-length // CHUNK_BYTES)
+    if number != stop:
+        raise IntegrityError(f"the image ended in chunk {number}; chunks up to {stop} were expected")
 
 
 def _in_chunks(pieces: Iterable[bytes | memoryview], length: int) -> Iterator[bytes | bytearray | memoryview]:

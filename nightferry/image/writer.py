@@ -94,7 +94,6 @@ class ImageWriter:
 
     def __init__(self, sink: ByteSink, header: ImageHeader, *, spill_directory: Path | None = None) -> None:
         self._sink = sink
-        self._header = header
         self._index = IndexBuilder(spill_directory)
         self._owners = OwnerNames()
         self._linked: dict[tuple[int, int], tuple[IndexRow, int]] = {}

@@ -36,14 +36,14 @@ def path_fields(path: bytes) -> dict[str, str]:
         return {"path": safe(path, longest=1 << 16), "path_b64": b64encode(path).decode()}
 
 
-def safe_lines(text: str, longest: int = 64 * LONGEST) -> str:
+def safe_lines(text: str) -> str:
     """Like `safe` for our own messages of several lines: line breaks stay."""
-    return "\n".join(safe(line) for line in text[:longest].split("\n"))
+    return "\n".join(safe(line) for line in text[: 64 * LONGEST].split("\n"))
 
 
-def safe_markdown(text: str | bytes, longest: int = LONGEST) -> str:
+def safe_markdown(text: str | bytes) -> str:
     """One line that Markdown, GitHub tables and HTML show literally: every mark is escaped."""
-    return safe(text, longest).translate(_MARKDOWN)
+    return safe(text).translate(_MARKDOWN)
 
 
 def _shown(char: str) -> str:

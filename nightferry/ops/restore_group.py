@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from nightferry.model.records import CopyRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.passes import in_passes
 from nightferry.ops.restore import Restored, RestorePlan, find_image, plan_restore, restore
-from nightferry.ops.tree import Overwrite
+from nightferry.ops.tree import AS_NEW, Writing
 from nightferry.progress import Cancel, Progress
 
 _HAVE_NO_LOG = ("files", "sqlite")
@@ -78,17 +77,11 @@ def restore_group(
     opened: OpenSite,
     plans: list[RestorePlan],
     *,
-    below: Path | None = None,
-    overwrite: Overwrite = "never",
-    privileged: bool = False,
-    map_owner: Mapping[str, str] | None = None,
+    writing: Writing = AS_NEW,
     progress: Progress,
     cancel: Cancel,
 ) -> list[StoreBack]:
     """Follows the plans, cartridge by cartridge and drive beside drive; a store that fails stops no other one.
-
-    Args:
-        below: See ``restore``.
 
     Returns:
         What became of each store, by name.
@@ -99,19 +92,10 @@ def restore_group(
 
     def back(plan: RestorePlan) -> StoreBack:
         name = f"{plan.image.group}/{plan.image.store}"
-        if below is None:
+        if writing.below is None:
             plan.target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            done = restore(
-                opened,
-                plan,
-                below=below,
-                overwrite=overwrite,
-                privileged=privileged,
-                map_owner=map_owner,
-                progress=progress,
-                cancel=cancel,
-            )
+            done = restore(opened, plan, writing=writing, progress=progress, cancel=cancel)
         except NightferryError as error:
             cancel.check()
             return StoreBack(name, error=error)

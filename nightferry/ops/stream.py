@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,128 +16,24 @@ from pathlib import Path
 from nightferry.destination.base import (
     DATA_NAMES,
     Destination,
-    Encoding,
     Outgoing,
     Receipt,
     encoding_of,
 )
 from nightferry.errors import (
-    BusyError,
-    IntegrityError,
-    MediumDamaged,
     NeedsRecall,
     NightferryError,
 )
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
-from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded, open_copy
+from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.ownership import confirm, watched
-from nightferry.ops.room import set_aside, side_path
-from nightferry.ops.side_files import proven_chunks
-from nightferry.ops.stage import read_index
+from nightferry.ops.read_back import verify_copy
+from nightferry.ops.room import set_aside
+from nightferry.ops.staged import StagedDamage, StagedOutgoing
 from nightferry.progress import Cancel, Progress
-from nightferry.transfer.base import CHUNK_BYTES
-from nightferry.transfer.digest import check_chunk, image_digest
-from nightferry.transfer.reading import FileReader
 
 log = logging.getLogger(__name__)
-
-_SAMPLES = 16
-_SAMPLE_BYTES = 256 << 10
-
-
-class StagedDamage(IntegrityError):
-    """A staged image is not what was recorded; no copy of it was made."""
-
-    default_hint = "run the backup again: it stages the store anew"
-
-
-class StagedOutgoing:
-    """A staged image on its way out; implements ``destination.base.Outgoing`` and ``ops.encode.Sampled``.
-
-    Memory: the index and the chunk table (8 bytes a MiB) and the reader's two buffers.
-
-    Raises:
-        StagedDamage: the image's side files and its record disagree.
-    """
-
-    encoding: Encoding = ""
-
-    def __init__(
-        self,
-        record: ImageRecord,
-        path: Path,
-        *,
-        chunks: bytes | None = None,
-        cancel: Cancel,
-    ) -> None:
-        self.record = record
-        self.done_bytes = 0
-        """Bytes handed out so far."""
-        self._path = path
-        self._cancel = cancel
-        try:
-            self._chunks = side_path(path, "chunks").read_bytes() if chunks is None else chunks
-            index = read_index(path, self._chunks)
-        except (FileNotFoundError, MediumDamaged, IntegrityError) as error:
-            raise self._damage(error) from error
-        if image_digest(self._chunks, index) != record.digest:
-            raise StagedDamage(f"staged image {record.image} is not what was recorded", subject=record.image)
-        meta = record.model_dump_json(indent=1).encode() + b"\n"
-        self._side_files = {"index": index, "chunks": self._chunks, "meta.json": meta}
-
-    @property
-    def image(self) -> str:
-        return self.record.image
-
-    @property
-    def size_bytes(self) -> int:
-        return self.record.size_bytes
-
-    @property
-    def digest(self) -> str:
-        return self.record.digest
-
-    @property
-    def side_files(self) -> Mapping[str, bytes]:
-        return self._side_files
-
-    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        offset = first_chunk * CHUNK_BYTES
-        number = first_chunk
-        try:
-            with FileReader(self._path) as reader:
-                if reader.size_bytes != self.size_bytes:
-                    raise IntegrityError(f"{reader.size_bytes} bytes instead of {self.size_bytes}")
-                for data in _in_chunks(reader.stream(offset, self.size_bytes - offset)):
-                    self._cancel.check()
-                    check_chunk(self._chunks, number, data)
-                    number += 1
-                    self.done_bytes = min(number * CHUNK_BYTES, self.size_bytes)
-                    yield data
-        except (MediumDamaged, IntegrityError) as error:
-            raise self._damage(error) from error
-
-    def samples(self) -> Iterator[bytes]:
-        """Pieces from evenly spread places, 4 MiB at most; all of a smaller image."""
-        try:
-            with FileReader(self._path) as reader:
-                step = max(reader.size_bytes // _SAMPLES, _SAMPLE_BYTES)
-                for offset in range(0, reader.size_bytes, step):
-                    self._cancel.check()
-                    yield reader.read(offset, min(_SAMPLE_BYTES, reader.size_bytes - offset))
-        except (MediumDamaged, IntegrityError) as error:
-            raise self._damage(error) from error
-
-    def _damage(self, error: Exception) -> StagedDamage:
-        return StagedDamage(f"image {self.image} on staging is damaged: {error}", subject=self.image)
-
-
-def _in_chunks(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
-    """Cuts a stream whose pieces are multiples of a chunk (but the last) into chunks."""
-    for piece in pieces:
-        for start in range(0, len(piece), CHUNK_BYTES):
-            yield piece[start : start + CHUNK_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,98 +263,6 @@ class Renamed:
 
     def say(self, text: str, subject: str = "") -> None:
         self._sink.say(text, subject or self._subject)
-
-
-def verify_copy(
-    opened: OpenSite, copy: CopyRecord, *, sample: float = 1.0, progress: Progress, cancel: Cancel
-) -> CopyRecord:
-    """Reads a copy back and compares it with the image's chunk table.
-
-    Args:
-        opened: The site.
-        copy: A copy that is not lost.
-        sample: Share of chunks to read; only a full reading makes a copy ``verified``.
-        progress: Told of every chunk.
-        cancel: Seen at every chunk.
-
-    Returns:
-        The copy's newest record: ``verified``, or as before after a sample.
-
-    Raises:
-        IntegrityError: a chunk is not what it should be; the copy was recorded ``damaged``.
-        MediumDamaged: the destination cannot give it back; recorded ``damaged``.
-        NeedsRecall: it lies in an archive; nothing was asked for.
-    """
-    image = opened.catalog.image(copy.image)
-    chunks = proven_chunks(opened, image)
-    subject = f"{image.group}/{image.store} at {copy.destination}"
-    progress.begin(subject, "verify", image.size_bytes)
-    try:
-        with open_copy(opened, copy) as reader:
-            if reader.size_bytes != image.size_bytes:
-                raise IntegrityError(
-                    f"the copy of {image.image} at {copy.destination} has {reader.size_bytes} bytes, "
-                    f"not {image.size_bytes}",
-                    subject=image.image,
-                )
-            for number in _sampled(len(chunks) // 8, sample):
-                cancel.check()
-                offset = number[0] * CHUNK_BYTES
-                length = min(len(number) * CHUNK_BYTES, image.size_bytes - offset)
-                at = number[0]
-                for data in _in_chunks(reader.stream(offset, length)):
-                    cancel.check()
-                    check_chunk(chunks, at, data)
-                    at += 1
-                    progress.advance(subject, min(at * CHUNK_BYTES, image.size_bytes))
-    except (IntegrityError, MediumDamaged) as error:
-        mark_damaged(opened, copy, error)
-        progress.end(subject, "failed")
-        raise
-    except NeedsRecall:
-        progress.end(subject, "archived")
-        raise
-    progress.end(subject, "verified" if sample >= 1 else "sampled")
-    if sample < 1:
-        return copy
-    verified = copy.model_copy(update={"state": "verified", "verified": opened.clock.now(), "note": ""})
-    return _unless_outlived(opened, verified)
-
-
-def _sampled(count: int, share: float) -> Iterator[Sequence[int]]:
-    """Runs of chunk numbers to read: one run of all, or single ones spread evenly over the image, others each
-    time."""
-    if share >= 1:
-        if count:
-            yield range(count)
-        return
-    step = max(1, min(count, round(1 / share)))
-    for number in range(random.randrange(step), count, step):
-        yield range(number, number + 1)
-
-
-def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> CopyRecord:
-    """Records that a copy cannot be trusted any more, and why."""
-    damaged = copy.model_copy(update={"state": "damaged", "note": str(error)[:500]})
-    recorded = _unless_outlived(opened, damaged)
-    if recorded is damaged:
-        log.warning("copy of %s at %s is damaged: %s", copy.image, copy.destination, error)
-    return recorded
-
-
-def _unless_outlived(opened: OpenSite, copy: CopyRecord) -> CopyRecord:
-    """Records what was found out about a copy, unless the retention took it while it was read."""
-    while True:
-        opened.catalog.refresh()
-        newest = opened.catalog.latest(CopyRecord, copy.subject)
-        if newest is not None and newest.state in OUTLIVED:
-            return newest
-        event = opened.catalog.latest_event(CopyRecord, copy.subject)
-        try:
-            opened.catalog.append(copy, expect=event.sequence if event is not None else 0)
-        except BusyError:
-            continue  # somebody else said something of it meanwhile: look again
-        return copy
 
 
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:

@@ -17,43 +17,54 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from nightferry.errors import ConfigError, NightferryError
+from nightferry.errors import ConfigError
 from nightferry.ops.metadata import Metadata, Owners, apply
+from nightferry.ops.new_file import Pieces, fill, new_file, temporary_name
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.syscalls import rename_noreplace, syncfs
 from nightferry.ops.walk import DirectoryWalk, Refused, components, in_the_way, status_of
-from nightferry.transfer.direct import DirectWriter, RingSettings
 
 Overwrite = Literal["never", "older", "always"]
 
 SYNC_AT_ONCE_BYTES = 1 << 20
 """Files of at least this size are synced before they get their name."""
 
-WRITE_BACK_BYTES = 64 << 20
-"""A large file is sent to the disk every so many bytes, so that no more of it waits in memory."""
-
-UNBUFFERED_BYTES = 32 << 20
-"""Files of at least this size are written past the page cache."""
-
-_RING = RingSettings(buffers=8)
-
-TEMPORARY_PREFIX = b".nightferry-"
-"""How names of files not yet whole begin, where they need one."""
-
-_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
-"""How a file system, or a kernel, says that it has no O_TMPFILE (open(2))."""
-
 _FATAL = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
 """What ends the restore, because the next file would meet it too; everything else refuses one entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How a restore writes into its target; the fields are ``TargetTree``'s."""
+
+    overwrite: Overwrite = "never"
+    privileged: bool = False
+    map_owner: Mapping[str, str] = field(default_factory=dict)
+    below: Path | None = None
+
+    def into(self, target: Path) -> TargetTree:
+        """The target, open."""
+        return TargetTree(
+            target,
+            overwrite=self.overwrite,
+            privileged=self.privileged,
+            map_owner=self.map_owner,
+            below=self.below,
+        )
+
+
+AS_NEW = Writing()
+"""What is there already is left alone; nothing privileged, no owner mapped."""
 
 
 class _Skipped(Exception):
@@ -183,7 +194,7 @@ class TargetTree:
         path: bytes,
         metadata: Metadata,
         size_bytes: int,
-        pieces: Iterable[tuple[int, bytes | memoryview]],
+        pieces: Pieces,
         *,
         linkable: bool = False,
         in_order: bool = False,
@@ -205,12 +216,12 @@ class TargetTree:
         """
         with self._outcome(path):
             parent, name = self._place(path, metadata)
-            with self._temporary(parent) as temporary:
+            with temporary_name(parent) as temporary:
                 with self._os_errors(path):
-                    fd, named = self._new_file(parent, temporary)
+                    fd, named = new_file(parent, temporary)
                 try:
-                    fill = self._stream if in_order and size_bytes >= UNBUFFERED_BYTES else self._fill
-                    written = fill(path, fd, size_bytes, pieces)
+                    guard = partial(self._os_errors, path)
+                    written = fill(path, fd, size_bytes, pieces, in_order=in_order, guard=guard)
                     with self._os_errors(path):
                         losses = apply(fd, metadata, self._owners, privileged=self.privileged)
                         self._sync(fd, parent, name, size_bytes)
@@ -235,7 +246,7 @@ class TargetTree:
             if not target or b"\0" in target:
                 raise Refused("the symbolic link has no valid target")
             parent, name = self._place(path, metadata)
-            with self._temporary(parent) as temporary, self._os_errors(path):
+            with temporary_name(parent) as temporary, self._os_errors(path):
                 os.symlink(target, temporary, dir_fd=parent)
                 self._finish_node(path, parent, temporary, name, metadata, stat.S_IFLNK)
             self._links += 1
@@ -273,7 +284,7 @@ class TargetTree:
                 with self._os_errors(path):
                     parent = self._walk.to(names[:-1], create=True)
                     self._require_free(parent, names[-1], mtime_ns)
-                with self._temporary(parent) as temporary, self._os_errors(path):
+                with temporary_name(parent) as temporary, self._os_errors(path):
                     source = components(existing)[-1]
                     os.link(
                         source, temporary, src_dir_fd=source_dir, dst_dir_fd=parent, follow_symlinks=False
@@ -341,28 +352,6 @@ class TargetTree:
                 subject=os.fsdecode(path),
             ) from error
 
-    @contextlib.contextmanager
-    def _temporary(self, parent: int) -> Iterator[bytes]:
-        """A random name in ``parent``, gone at the end unless it was renamed."""
-        name = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
-        try:
-            yield name
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=parent)
-            raise
-
-    @staticmethod
-    def _new_file(parent: int, temporary: bytes) -> tuple[int, bool]:
-        """A new empty file, and whether it had to be given the temporary name."""
-        try:
-            return os.open(b".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=parent), False
-        except OSError as error:
-            if error.errno not in _NO_NAMELESS:
-                raise
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(temporary, flags, 0o600, dir_fd=parent), True
-
     @staticmethod
     def _give_name(fd: int, parent: int, name: bytes) -> None:
         try:
@@ -377,57 +366,6 @@ class TargetTree:
             self._require_free(parent, names[-1], metadata.mtime_ns)
         return parent, names[-1]
 
-    def _fill(
-        self, path: bytes, fd: int, size_bytes: int, pieces: Iterable[tuple[int, bytes | memoryview]]
-    ) -> int:
-        written = 0
-        for offset, data in pieces:
-            view = memoryview(data)
-            if offset < 0 or offset + len(view) > size_bytes:
-                raise Refused("its data does not fit into its size")
-            with self._os_errors(path):
-                done = 0
-                while done < len(view):
-                    done += os.pwrite(fd, view[done:], offset + done)
-                if written // WRITE_BACK_BYTES != (written + done) // WRITE_BACK_BYTES:
-                    # On Linux this starts writing what is dirty and drops what is written.
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            written += done
-        with self._os_errors(path):
-            os.ftruncate(fd, size_bytes)
-        return written
-
-    def _stream(
-        self, path: bytes, fd: int, size_bytes: int, pieces: Iterable[tuple[int, bytes | memoryview]]
-    ) -> int:
-        with self._writer_errors(path):
-            writer = DirectWriter(os.fsdecode(path), settings=_RING, expected_bytes=size_bytes, fd=fd)
-        try:
-            for offset, data in pieces:
-                if offset != writer.position or offset + len(data) > size_bytes:
-                    raise Refused("its data does not fit into its size")
-                with self._writer_errors(path):
-                    writer.write(data)
-            if writer.position != size_bytes:
-                raise Refused("its data ends before its size")
-            with self._writer_errors(path):
-                writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
-        return size_bytes
-
-    @contextlib.contextmanager
-    def _writer_errors(self, path: bytes) -> Iterator[None]:
-        """As ``_os_errors``, of a writer that tells its file's errors in its own words."""
-        with self._os_errors(path):
-            try:
-                yield
-            except NightferryError as error:
-                if isinstance(error.__cause__, OSError):
-                    raise error.__cause__ from None
-                raise
-
     def _sync(self, fd: int, parent: int, name: bytes, size_bytes: int) -> None:
         large = size_bytes >= SYNC_AT_ONCE_BYTES
         if large or (self.overwrite != "never" and status_of(parent, name) is not None):
@@ -439,7 +377,7 @@ class TargetTree:
     def _make_node(self, path: bytes, metadata: Metadata, node_type: int, device: int) -> bool:
         with self._outcome(path):
             parent, name = self._place(path, metadata)
-            with self._temporary(parent) as temporary, self._os_errors(path):
+            with temporary_name(parent) as temporary, self._os_errors(path):
                 os.mknod(temporary, node_type | 0o600, device, dir_fd=parent)
                 self._finish_node(path, parent, temporary, name, metadata, node_type)
             self._files += 1

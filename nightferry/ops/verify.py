@@ -20,17 +20,12 @@ from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.passes import in_passes
 from nightferry.ops.places import open_place, places_of
+from nightferry.ops.read_back import mark_damaged, verify_copy
 from nightferry.ops.recall import Turns, recall
 from nightferry.ops.room import free_room
 from nightferry.ops.side_files import proven_chunks
-from nightferry.ops.stream import (
-    StagedOutgoing,
-    made_before,
-    make_copy,
-    mark_damaged,
-    stream_image,
-    verify_copy,
-)
+from nightferry.ops.staged import StagedOutgoing
+from nightferry.ops.stream import made_before, make_copy, stream_image
 from nightferry.plan.restore_order import Choice, stops
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.files import NO_SPACE
@@ -88,7 +83,7 @@ def verify_copies(
     Args:
         opened: The site.
         destination: Only its copies.
-        sample: See ``ops.stream.verify_copy``.
+        sample: See ``ops.read_back.verify_copy``.
         recalling: Whether copies in an archive are asked for and waited for; else they are left out, and that is
             said.
         progress: Told of every copy.

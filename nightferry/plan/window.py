@@ -7,9 +7,8 @@ the hour after it, and one that it repeats begins once.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
 from nightferry.errors import ConfigError
@@ -59,29 +58,16 @@ def night_start(starts: Iterable[time]) -> time:
     return max(zip(pauses, order, strict=True))[1]
 
 
-def due_groups(starts: Mapping[str, time], only: Collection[str] | None = None) -> tuple[str, ...]:
+def due_groups(starts: Mapping[str, time]) -> tuple[str, ...]:
     """The storage groups of a night in the order in which they begin, those of one start by name.
 
     Args:
         starts: Storage group → its start, for all groups of the BACK group.
-        only: The groups that were asked for; None means all.
-
-    Raises:
-        ConfigError: ``only`` names a group that is not there; names the nearest one.
     """
-    for name in () if only is None else only:
-        if name not in starts:
-            nearest = difflib.get_close_matches(name, list(starts), n=1)
-            raise ConfigError(
-                f"no storage group {name!r} on this BACK group",
-                hint=f"did you mean {nearest[0]}?" if nearest else f"there are: {', '.join(sorted(starts))}",
-                subject=name,
-            )
-    chosen = [name for name in starts if only is None or name in only]
-    if not chosen:
+    if not starts:
         return ()
     begin = night_start(starts.values())
-    return tuple(sorted(chosen, key=lambda name: (_seconds_after(begin, starts[name]), name)))
+    return tuple(sorted(starts, key=lambda name: (_seconds_after(begin, starts[name]), name)))
 
 
 def start_delays(starts: Mapping[str, time], now: datetime, tz: tzinfo) -> dict[str, float]:

@@ -66,7 +66,6 @@ class FilesSource:
         except (ValueError, re.error) as error:
             raise ConfigError(f"exclude of the store {safe(self._path)}: {error}") from error
         self._device = 0
-        self._pulse: Pulse | None = None
 
     @property
     def description(self) -> dict[str, Any]:

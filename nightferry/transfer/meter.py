@@ -95,11 +95,6 @@ class Meter:
             self._bytes += count
 
     @property
-    def bytes_total(self) -> int:
-        """Bytes counted so far."""
-        return self._bytes
-
-    @property
     def samples(self) -> list[Sample]:
         """The samples so far, oldest first."""
         with self._lock:

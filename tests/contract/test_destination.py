@@ -20,10 +20,9 @@ from typing import Any
 
 import fsspec
 import pytest
-import xxhash
 from botocore.awsrequest import AWSResponse
 
-from nightferry.destination.base import Destination, Encoding, Outgoing, Receipt, encoding_of
+from nightferry.destination.base import Outgoing, Receipt, encoding_of
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.s3.destination import open_s3
 from nightferry.destination.s3.wire import BoundedSession
@@ -49,8 +48,10 @@ from tests.servers.ftp import PASSWORD, Ftp
 from tests.servers.seaweed import KEYS, Seaweed
 from tests.servers.sshd import Sshd
 from tests.support.disks import small_disk
+from tests.support.outgoing import MIB, at_chunk, put, read_all
+from tests.support.outgoing import PlainImage as Image
 
-MIB = 1 << 20
+pytestmark = pytest.mark.usefixtures("no_power_cuts")
 
 
 class FileRegister:
@@ -88,36 +89,8 @@ class FileRegister:
         return self.live.get(barcode, [])
 
 
-@dataclass
-class Image:
-    """An image of random bytes with a true chunk table."""
-
-    image: str
-    data: bytes
-    index: bytes = b"index"
-    broken_at: int | None = None
-    stop_at: tuple[int, Callable[[], None]] | None = None
-    digest: str = "d1"
-    encoding: Encoding = ""
-    side_files: dict[str, bytes] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        pieces = [self.data[at : at + MIB] for at in range(0, len(self.data), MIB)]
-        chunks = b"".join(xxhash.xxh3_64(piece).digest() for piece in pieces)
-        meta = f'{{"image": "{self.image}"}}'.encode()
-        self.side_files = {"index": self.index, "chunks": chunks, "meta.json": meta}
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.data)
-
-    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        for number, at in enumerate(range(first_chunk * MIB, len(self.data), MIB), first_chunk):
-            if number == self.broken_at:
-                raise IntegrityError(f"chunk {number} of {self.image} is damaged")
-            if self.stop_at is not None and number == self.stop_at[0]:
-                self.stop_at[1]()
-            yield memoryview(self.data)[at : at + MIB]
+def damaged() -> None:
+    raise IntegrityError("a chunk of the image is damaged")
 
 
 @dataclass
@@ -297,13 +270,6 @@ PLACES: dict[str, Callable[[Path], Place]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill loses nothing that was written: waiting for the disk would only cost time here."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
-
-
 @pytest.fixture(
     params=[
         *PLACES,
@@ -312,7 +278,9 @@ def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("sftp", marks=[pytest.mark.server, pytest.mark.xdist_group("sshd")]),
     ]
 )
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_power_cuts: None
+) -> Iterator[Place]:
     if request.param == "s3":
         place = s3_place(tmp_path, request.getfixturevalue("seaweed"), monkeypatch)
     elif request.param == "sftp":
@@ -324,16 +292,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     yield place
     for destination in place.opened:
         destination.close()
-
-
-def put(destination: Destination, image: Image, epoch: int = 1, cancel: Cancel | None = None) -> Receipt:
-    with destination.lane(progress=QUIET, cancel=Cancel()) as lane:
-        return lane.put(image, epoch, progress=QUIET, cancel=cancel or Cancel())
-
-
-def read_all(destination: Destination, receipt: Receipt) -> bytes:
-    with destination.open(receipt.location) as reader:
-        return b"".join(bytes(piece) for piece in reader.stream(0, reader.size_bytes))
 
 
 def test_put_then_open_gives_the_same_bytes(place: Place) -> None:
@@ -402,7 +360,7 @@ def test_an_interrupted_put_then_another_leaves_one_copy(place: Place, epoch: in
 
     data = random_bytes(5, 3 * MIB)
     with pytest.raises(RuntimeError):
-        put(place.again(), Image("i1", data, stop_at=(2, crash)), 1)
+        put(place.again(), Image("i1", data, on_chunk=at_chunk(2, crash)), 1)
     assert place.again().find("i1", 1) is None
     assert list(place.again().scan()) == []
     receipt = put(place.again(), Image("i1", data), epoch)
@@ -412,7 +370,7 @@ def test_an_interrupted_put_then_another_leaves_one_copy(place: Place, epoch: in
 
 def test_cancel_stops_between_chunks_and_leaves_nothing_whole(place: Place) -> None:
     cancel = Cancel()
-    image = Image("i1", random_bytes(6, 4 * MIB), stop_at=(2, lambda: cancel.set("by hand")))
+    image = Image("i1", random_bytes(6, 4 * MIB), on_chunk=at_chunk(2, lambda: cancel.set("by hand")))
     destination = place.again()
     with pytest.raises(Cancelled):
         put(destination, image, cancel=cancel)
@@ -423,7 +381,7 @@ def test_cancel_stops_between_chunks_and_leaves_nothing_whole(place: Place) -> N
 def test_damaged_outgoing_bytes_leave_nothing_whole(place: Place) -> None:
     destination = place.again()
     with pytest.raises(IntegrityError):
-        put(destination, Image("i1", random_bytes(7, 3 * MIB), broken_at=1))
+        put(destination, Image("i1", random_bytes(7, 3 * MIB), on_chunk=at_chunk(1, damaged)))
     assert destination.find("i1", 1) is None
     whole = Image("i2", random_bytes(8, MIB + 1))
     assert read_all(destination, put(destination, whole)) == whole.data
@@ -435,7 +393,7 @@ def test_scan_finds_exactly_the_whole_copies(place: Place) -> None:
     images = {f"i{n}": Image(f"i{n}", random_bytes(n, MIB + n)) for n in range(1, 4)}
     receipts = {name: put(destination, image, epoch=n) for n, (name, image) in enumerate(images.items(), 1)}
     with pytest.raises(IntegrityError):
-        put(destination, Image("i9", random_bytes(9, 2 * MIB), broken_at=1))
+        put(destination, Image("i9", random_bytes(9, 2 * MIB), on_chunk=at_chunk(1, damaged)))
     found = {f.image: f for f in place.again().scan()}
     assert {name: f.epoch for name, f in found.items()} == {"i1": 1, "i2": 2, "i3": 3}
     for name, image in images.items():
@@ -457,9 +415,7 @@ def test_an_encoded_image_is_refused_where_only_plain_ones_lie(tmp_path: Path) -
 def test_two_lanes_write_at_once(place: Place) -> None:
     destination = place.again()
     meet = threading.Barrier(2, timeout=20)
-    images = [
-        Image(f"i{n}", random_bytes(n, 2 * MIB), stop_at=(1, lambda: (meet.wait(), None)[1])) for n in (1, 2)
-    ]
+    images = [Image(f"i{n}", random_bytes(n, 2 * MIB), on_chunk=at_chunk(1, meet.wait)) for n in (1, 2)]
     receipts: dict[str, Receipt] = {}
 
     def work(image: Image) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,24 +20,10 @@ from nightferry.errors import (
 )
 from nightferry.progress import QUIET, Cancel
 from tests.support.faulty_drive import Fault, FaultyDrive
-from tests.support.tape_rig import FakeClock, Rig
-from tests.support.tapes import MIB, Said, barcodes, put, read_all
-from tests.support.tapes import MemoryRegister as Register
-from tests.support.tapes import PlainImage as Image
-
-
-@pytest.fixture(autouse=True)
-def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "library", Register(), FakeClock())
-    yield rig
-    for tape in rig.opened:
-        tape.close()
+from tests.support.outgoing import MIB, put
+from tests.support.outgoing import PlainImage as Image
+from tests.support.tape_rig import Rig
+from tests.support.tapes import Said, barcodes, read_all
 
 
 def faults(rig: Rig, *faults: Fault) -> None:

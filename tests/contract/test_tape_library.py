@@ -26,8 +26,9 @@ from nightferry.errors import DestinationError, Unavailable
 from nightferry.progress import QUIET, Cancel
 from nightferry.scsi.iscsi import Portal
 from tests.servers.tgtd import TARGET, Tgtd
+from tests.support.outgoing import MIB, PlainImage, put
 from tests.support.scripted_library import ScriptedChanger, ScriptedDrive, Tape
-from tests.support.tapes import MIB, MemoryRegister, PlainImage, barcodes, put, read_all
+from tests.support.tapes import MemoryRegister, barcodes, read_all
 
 CARTRIDGE = 8 * MIB
 BARCODES = [f"RIG{number:03d}L5" for number in range(1, 13)]

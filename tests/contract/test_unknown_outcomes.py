@@ -17,8 +17,9 @@ from nightferry.destination.tape.scsi_library import ScsiLibrary
 from nightferry.errors import DestinationError
 from nightferry.scsi.transport import Indeterminate
 from tests.support import scripted_library as play
+from tests.support.outgoing import MIB, PlainImage, put
 from tests.support.scripted_library import ScriptedChanger, ScriptedDrive, Tape, check
-from tests.support.tapes import MIB, MemoryRegister, PlainImage, Said, barcodes, put, read_all
+from tests.support.tapes import MemoryRegister, Said, barcodes, read_all
 
 CUT = Indeterminate("the session was cut")
 DATA = random.Random(7).randbytes(6 * MIB - 321)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,25 +32,10 @@ from nightferry.errors import (
     WrongCartridge,
 )
 from nightferry.progress import QUIET, Cancel
-from tests.support.tape_rig import FakeClock, Rig, write_on
-from tests.support.tapes import MIB, Said, barcodes, put, read_all
-from tests.support.tapes import MemoryRegister as Register
-from tests.support.tapes import PlainImage as Image
-
-
-@pytest.fixture(autouse=True)
-def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill loses nothing that was written: waiting for the disk would only cost time here."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "library", Register(), FakeClock())
-    yield rig
-    for tape in rig.opened:
-        tape.close()
+from tests.support.outgoing import MIB, put
+from tests.support.outgoing import PlainImage as Image
+from tests.support.tape_rig import Rig, write_on
+from tests.support.tapes import Said, barcodes, read_all
 
 
 def test_an_image_spans_three_cartridges_and_reads_back(rig: Rig) -> None:

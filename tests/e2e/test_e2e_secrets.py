@@ -5,18 +5,9 @@ import json
 import pytest
 
 from tests.servers.seaweed import KEYS
+from tests.support import toml
 
 pytestmark = [pytest.mark.e2e, pytest.mark.server, pytest.mark.xdist_group("prefect")]
-
-CLOUD = """
-[[destinations]]
-name = "cloud"
-kind = "s3"
-url = "s3://{bucket}/{prefix}"
-endpoint = "{endpoint}"
-access_key = "env:NF_E2E_ACCESS"
-secret_key = "block:nf-e2e-{prefix}"
-"""
 
 
 def test_a_night_and_a_restore_with_a_key_from_a_block(site, seaweed):
@@ -24,7 +15,12 @@ def test_a_night_and_a_restore_with_a_key_from_a_block(site, seaweed):
 
     prefix = seaweed.prefix()
     text = site.path.read_text().replace('copies = ["tape", "objects"]', 'copies = ["cloud"]')
-    site.path.write_text(text + CLOUD.format(bucket=seaweed.bucket, prefix=prefix, endpoint=seaweed.endpoint))
+    cloud = toml.bucket(
+        f"s3://{seaweed.bucket}/{prefix}",
+        seaweed.endpoint,
+        keys=("env:NF_E2E_ACCESS", f"block:nf-e2e-{prefix}"),
+    )
+    site.path.write_text(text + cloud)
     keys = {"NF_E2E_ACCESS": KEYS[0]}
 
     missing = site.cli("check", "--json", **keys)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nightferry.cli.app import main
+from tests.servers.proxy import Proxy, proxied
+from tests.servers.seaweed import KEYS, Seaweed
 from tests.support.command_site import Command, CommandSite, Ran, build_site
 from tests.support.small_site import SmallSite
 
@@ -37,6 +39,23 @@ def kept_night(tmp_path_factory: pytest.TempPathFactory) -> CommandSite:
     site = build_site(tmp_path_factory.mktemp("kept") / "site")
     assert site.night().state == "ended"
     return site
+
+
+@pytest.fixture
+def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
+    """A way to the S3 server that a test may disturb."""
+    with proxied(seaweed.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bucket_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The S3 server's keys are where site files name them, and nothing is known of the server yet."""
+    from nightferry.destination.s3 import probe
+
+    monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
+    monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
+    probe.forget()
 
 
 @pytest.fixture

@@ -5,13 +5,6 @@ from __future__ import annotations
 from tests.support import night
 from tests.support.command_site import BACK, Command, CommandSite
 
-LEDGER = """
-  [[groups.stores]]
-  name = "ledger"
-  kind = "files"
-  path = "{root}/stores/ledger.csv"
-"""
-
 
 def findings(site: CommandSite, nightferry: Command) -> dict[str, str]:
     document = nightferry(site, "check", "--json").document
@@ -19,10 +12,9 @@ def findings(site: CommandSite, nightferry: Command) -> dict[str, str]:
 
 
 def test_a_new_store_is_not_backed_up_before_it_is_fixed(site: CommandSite, nightferry: Command) -> None:
-    ledger = LEDGER.format(root=site.root)
-    site.edit(ledger, "")
+    site.edit(site.ledger_toml, "")
     site.night()
-    site.edit('exclude = ["*.tmp"]\n', f'exclude = ["*.tmp"]\n{ledger}')
+    site.edit('exclude = ["*.tmp"]\n', f'exclude = ["*.tmp"]\n{site.ledger_toml}')
     assert findings(site, nightferry) == {"NF-SEL-001": "warn"}
     assert nightferry(site, "selection", "show", "SG1").out.startswith("SG1: 1 store, fixed")
     assert site.night(new=True).selection["SG1"] == ("priv1",)
@@ -35,7 +27,7 @@ def test_a_store_gone_from_the_site_file_is_never_dropped_in_silence(
     site: CommandSite, nightferry: Command
 ) -> None:
     site.night()
-    site.edit(LEDGER.format(root=site.root), "")
+    site.edit(site.ledger_toml, "")
     assert findings(site, nightferry) == {"NF-SEL-002": "fail"}
     with site.opened() as here:
         night.stage_one(here, BACK, new=True)

@@ -18,7 +18,7 @@ from nightferry.destination.tape.virtual import VirtualLibrary, create
 from nightferry.model.load import load_site
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.register import CatalogRegister
-from nightferry.ops.stream import StagedOutgoing
+from nightferry.ops.staged import StagedOutgoing
 from nightferry.progress import QUIET, Cancel
 from tests.conftest import needs
 from tests.support.night import night

@@ -22,6 +22,7 @@ from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.base import ByteReader
 from tests.conftest import needs
 from tests.support import night
+from tests.support.brought import bring_back
 from tests.support.outside import compare_tar, compare_tree, tape_copies
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -56,13 +57,6 @@ def images(opened: OpenSite) -> tuple[ImageRecord, ImageRecord]:
 def copy_of(opened: OpenSite, image: ImageRecord, destination: str = "folder") -> CopyRecord:
     opened.catalog.refresh()
     return next(c for c in opened.catalog.copies(image.image) if c.destination == destination)
-
-
-def bring_back(
-    opened: OpenSite, image: ImageRecord, to: Path, patterns: tuple[str, ...] = (), copy: str | None = None
-) -> restore.Restored:
-    plan = restore.plan_restore(opened, image, patterns, to, copy=copy)
-    return restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
 
 
 def decode(data: Path, to: Path) -> Path:
@@ -113,7 +107,7 @@ def test_a_store_comes_back_from_its_encoded_copy(site: SmallSite, tmp_path: Pat
         night.night(opened, BACK_GROUP)
         for image, store in zip(images(opened), ("SG1/a", "SG1/b"), strict=True):
             to = tmp_path / image.store
-            done = bring_back(opened, image, to, copy="folder")
+            done = bring_back(opened, to, copy="folder", image=image)
             assert (done.copy, done.is_complete) == ("folder", True)
             assert compare_tree(site.store(store), to) == ""
 
@@ -152,7 +146,7 @@ def test_one_file_costs_the_seek_table_and_its_own_frames(
                 yield Counted(reader, asked)
 
         monkeypatch.setattr(FsspecDestination, "open", counted)
-        bring_back(opened, image, tmp_path / "back", ("last.txt",), copy="folder")
+        bring_back(opened, tmp_path / "back", ("last.txt",), copy="folder", image=image)
         assert (tmp_path / "back" / "last.txt").read_text() == "the last one\n" * 1000
         assert len(asked) == 2
         assert sum(asked) < 2 * FRAME < (folder_of(site, image) / "data.zst").stat().st_size
@@ -176,7 +170,7 @@ def test_a_flipped_byte_sends_the_restore_to_the_next_copy_and_is_mended(
         data = folder_of(site, image) / "data.zst"
         flip(data, data.stat().st_size - (30 if where == "seek table" else 5_000_000))
         opened.staged_path(image).unlink()
-        done = bring_back(opened, image, tmp_path / "back")
+        done = bring_back(opened, tmp_path / "back", image=image)
         assert (done.copy, done.damaged) == ("tape", ("folder",))
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
         assert copy_of(opened, image).state == "damaged"
@@ -215,7 +209,7 @@ def test_the_site_may_change_its_mind_and_old_copies_stay_readable(site: SmallSi
         assert second.image != first.image
         assert (folder_of(site, second) / "data").exists()
         for image in (first, second):
-            bring_back(opened, image, tmp_path / image.run, copy="folder")
+            bring_back(opened, tmp_path / image.run, copy="folder", image=image)
             assert compare_tree(site.store("SG1/a"), tmp_path / image.run) == ""
         checked = verify.verify_copies(opened, "folder", sample=0.3, progress=QUIET, cancel=Cancel())
         assert [c.error for c in checked] == [""] * 4

@@ -12,30 +12,26 @@ import pytest
 from nightferry.ops import restore, verify
 from nightferry.progress import QUIET, Cancel
 from tests.conftest import needs
-from tests.servers.seaweed import KEYS, Seaweed
-from tests.support import night
+from tests.servers.seaweed import Seaweed
+from tests.support import night, toml
+from tests.support.brought import bring_back
 from tests.support.outside import compare_tar, compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
-pytestmark = [needs("zstd"), pytest.mark.server, pytest.mark.xdist_group("seaweed")]
+pytestmark = [
+    needs("zstd"),
+    pytest.mark.usefixtures("bucket_keys"),
+    pytest.mark.server,
+    pytest.mark.xdist_group("seaweed"),
+]
 
 
 def test_a_night_to_a_bucket_with_zstd(
-    make_site: Callable[..., SmallSite], seaweed: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_site: Callable[..., SmallSite], seaweed: Seaweed, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
-    monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
     prefix = seaweed.prefix()
-    bucket = f"""
-[[destinations]]
-name = "cloud"
-kind = "s3"
-url = "s3://{seaweed.bucket}/{prefix}"
-endpoint = "{seaweed.endpoint}"
-access_key = "env:NF_TEST_ACCESS"
-secret_key = "env:NF_TEST_SECRET"
-encode = {{ compress = "zstd:1" }}
-"""
+    compressed = 'encode = { compress = "zstd:1" }'
+    bucket = toml.bucket(f"s3://{seaweed.bucket}/{prefix}", seaweed.endpoint, compressed)
     site = make_site(copies=("cloud",), more=bucket)
     digits = random.Random(3)
     with (site.store("SG1/a") / "numbers.txt").open("w") as file:
@@ -57,8 +53,7 @@ encode = {{ compress = "zstd:1" }}
 
         opened.staged_path(image).unlink()
         for patterns, to in (((), tmp_path / "all"), (("last.txt",), tmp_path / "one")):
-            plan = restore.plan_restore(opened, image, patterns, to)
-            assert restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).copy == "cloud"
+            assert bring_back(opened, to, patterns).copy == "cloud"
         assert compare_tree(site.store("SG1/a"), tmp_path / "all") == ""
         assert (tmp_path / "one" / "last.txt").read_text() == "the last one\n" * 1000
         checked = verify.verify_copies(opened, "cloud", progress=QUIET, cancel=Cancel())

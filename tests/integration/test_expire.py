@@ -17,8 +17,9 @@ from nightferry.model.records import CopyRecord, ExpiryRecord
 from nightferry.ops import check, expire, gate, hold, media, restore, stage, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
-from tests.support import night
+from tests.support import brought, night
 from tests.support.command_site import Command
+from tests.support.night import nights
 from tests.support.outside import folder_copies, tape_copies, wrong_images
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -33,12 +34,6 @@ def sums(folder: Path) -> str:
     command = ["find", ".", "-type", "f", "-exec", "sha256sum", "{}", "+"]
     done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
     return b"\n".join(sorted(done.stdout.splitlines(), key=lambda line: line[64:])).decode(errors="replace")
-
-
-def nights(opened: OpenSite, clock: HandClock, count: int) -> None:
-    for _ in range(count):
-        assert night.night(opened, BACK_GROUP).result == "whole"
-        clock.advance(DAY)
 
 
 def test_cartridges_of_an_image_that_could_not_be_finished_are_scratch_once_it_is_elsewhere(
@@ -83,8 +78,7 @@ def image(day: int, store: str = "a") -> str:
 def bring_back(opened: OpenSite, name: str, to: Path, copy: str | None = None) -> None:
     store = name.split(".")[2]
     record = restore.find_image(opened, "SG1", store, image=name)
-    plan = restore.plan_restore(opened, record, (), to, copy=copy)
-    assert restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).is_complete
+    assert brought.bring_back(opened, to, copy=copy, image=record).is_complete
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+from tests.support.sweeping import require_right_after_every_kill
 
-ROOT = Path(__file__).parents[2]
 COMMITS = (
     r"intent expiry",
     r"result copy expiring tape",
@@ -31,18 +24,5 @@ COMMITS = (
 
 
 def test_an_expiry_killed_at_any_commit_offers_nothing_half_and_is_finished_by_the_next() -> None:
-    """What is looked at: ``tests/support/expire_sweep.py``. NIGHTFERRY_SWEEP=all kills at every call."""
-    every = ["all"] if os.environ.get("NIGHTFERRY_SWEEP") == "all" else []
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        done = subprocess.run(
-            [sys.executable, ROOT / "tests/support/expire_sweep.py", folder, *every],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-    points = [json.loads(line) for line in done.stdout.splitlines()]
-    wrong = "\n".join(f"{p['point']} {p['call']}: {p['problems']}" for p in points if p["problems"])
-    assert not wrong, f"{wrong}\n{done.stderr}"
-    assert done.returncode == 0, done.stderr
-    calls = [p["call"] for p in points]
-    assert [commit for commit in COMMITS if not any(re.search(commit, call) for call in calls)] == []
+    """What is looked at: ``tests/support/expire_sweep.py``."""
+    require_right_after_every_kill("expire_sweep.py", commits=COMMITS)

@@ -11,32 +11,24 @@ from typing import Any
 
 import pytest
 
-from nightferry.destination.s3 import probe
-from nightferry.ops import expire, restore
+from nightferry.ops import expire
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 from tests.servers.seaweed import KEYS, WRITER_KEYS, Seaweed
-from tests.support import night
-from tests.support.buckets import MIB, PART, Image, open_bucket, put
+from tests.support import toml
+from tests.support.brought import bring_back
+from tests.support.buckets import PART, open_bucket
+from tests.support.night import nights
+from tests.support.outgoing import MIB, PlainImage, put
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed"), pytest.mark.usefixtures("bucket_keys")]
 
 MakeSite = Callable[..., SmallSite]
 DAY = timedelta(days=1)
 KEEP_1 = '[retention]\nkeep_last = 1\nat_most = "90 %"\n'
 
-CLOUD = """
-[[destinations]]
-name = "cloud"
-kind = "s3"
-url = "s3://{bucket}/{prefix}"
-endpoint = "{endpoint}"
-access_key = "env:NF_TEST_ACCESS"
-secret_key = "env:NF_TEST_SECRET"
-{more}
-"""
 NO_REMOVAL = {
     "Version": "2012-10-17",
     "Statement": [
@@ -52,13 +44,6 @@ NO_REMOVAL = {
 EXPIRE = 'expire = { access_key = "env:NF_TEST_EXPIRE", secret_key = "env:NF_TEST_EXPIRE_SECRET" }'
 
 
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
-    monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
-    probe.forget()
-
-
 @pytest.fixture
 def bucket(seaweed: Seaweed, request: pytest.FixtureRequest) -> str:
     """A bucket of one's own: ``locked``, ``versioned`` or ``plain``, by the test's parameter."""
@@ -72,19 +57,13 @@ def bucket(seaweed: Seaweed, request: pytest.FixtureRequest) -> str:
 
 def build(make_site: MakeSite, seaweed: Seaweed, bucket: str, more: str = "") -> SmallSite:
     site = make_site(copies=())
-    cloud = CLOUD.format(bucket=bucket, prefix="tex", endpoint=seaweed.endpoint, more=more)
+    cloud = toml.bucket(f"s3://{bucket}/tex", seaweed.endpoint, more)
     site.write_file(copies=("cloud",), more=KEEP_1 + cloud)
     return site
 
 
 def run_expire(opened: OpenSite, **options: Any) -> expire.Expiry:
     return expire.expire(opened, progress=QUIET, cancel=Cancel(), **options)
-
-
-def nights(opened: OpenSite, clock: HandClock, count: int) -> None:
-    for _ in range(count):
-        assert night.night(opened, BACK_GROUP).result == "whole"
-        clock.advance(DAY)
 
 
 def fates(done: expire.Expiry) -> dict[str, str]:
@@ -118,9 +97,7 @@ def test_what_expired_is_gone_in_every_version_and_what_stays_comes_back(
             "Versions": [image(12), image(12, "b")],
             "DeleteMarkers": [],
         }
-        found = restore.find_image(opened, "SG1", "a")
-        plan = restore.plan_restore(opened, found, (), tmp_path / "back", copy="cloud")
-        restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
+        bring_back(opened, tmp_path / "back", copy="cloud")
     assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
     client = seaweed.client()
     body = client.get_object(Bucket=bucket, Key=f"tex/images/{image(12)}/data")["Body"].read()
@@ -276,7 +253,7 @@ def test_data_left_beside_a_compressed_copy_goes_and_the_copy_stays(seaweed: Sea
     clock = HandClock(datetime.now(UTC) + 3 * DAY)
     prefix = seaweed.prefix()
     destination = open_bucket(seaweed, prefix, clock=clock)
-    wanted = Image(b"compressed" * 9000, encoding="zstd")
+    wanted = PlainImage("i1", b"compressed" * 9000, encoding="zstd")
     receipt = put(destination, wanted)
     client = seaweed.client()
     folder = f"{prefix}/images/i1"

@@ -14,28 +14,15 @@ from nightferry.model.records import ImageRecord
 from nightferry.ops import places, restore, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
-from nightferry.ops.restore import Restored
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
+from tests.support.brought import bring_back, states
 from tests.support.outside import compare_tar, compare_tree, folder_copies, tape_copies
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
+from tests.support.tapes import Said
 
 MakeSite = Callable[..., SmallSite]
-
-
-class Spoken:
-    """A progress sink that keeps what was said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def begin(self, subject: str, phase: str, total_bytes: int | None = None) -> None: ...
-    def advance(self, subject: str, done_bytes: int, current: str = "") -> None: ...
-    def end(self, subject: str, result: str) -> None: ...
-
-    def say(self, text: str, subject: str = "") -> None:
-        self.said.append(text)
 
 
 def flip(path: Path, at: int = 700_000) -> None:
@@ -56,16 +43,6 @@ def copy_at(site: SmallSite, destination: str, image: str) -> Path:
 
 def newest(opened: OpenSite, store: str = "a") -> ImageRecord:
     return restore.find_image(opened, "SG1", store)
-
-
-def states(opened: OpenSite, image: str) -> dict[str, str]:
-    opened.catalog.refresh()
-    return {copy.destination: copy.state for copy in opened.catalog.copies(image)}
-
-
-def bring_back(opened: OpenSite, to: Path, copy: str | None = None, sink: Spoken | None = None) -> Restored:
-    plan = restore.plan_restore(opened, newest(opened), [], to, copy=copy)
-    return restore.restore(opened, plan, progress=sink or QUIET, cancel=Cancel())
 
 
 def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp_path: Path) -> None:
@@ -136,7 +113,7 @@ def test_a_byte_flipped_in_a_copy_is_found_marked_and_mended(
         assert (made.state, made.epoch) == ("verified", 2)
         assert compare_tar(copy_at(site, hurt, image.image), site.store("SG1/a")) == ""
         assert status(opened)[0].colour == "green"
-        bring_back(opened, tmp_path / "back", hurt)
+        bring_back(opened, tmp_path / "back", copy=hurt)
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
 
 
@@ -168,7 +145,7 @@ def test_a_restore_goes_on_with_the_next_copy_and_says_so(
         plan = restore.plan_restore(opened, image, [], tmp_path / "back")
         # Nearest first would be the folder: put the hurt one before the sound one, whichever it is.
         places = sorted(plan.places, key=lambda place: ("staging", hurt, other).index(place.source))
-        sink = Spoken()
+        sink = Said()
         with caplog.at_level(logging.WARNING):
             done = restore.restore(
                 opened,
@@ -179,7 +156,7 @@ def test_a_restore_goes_on_with_the_next_copy_and_says_so(
         assert (done.copy, done.damaged, done.is_complete) == (other, ("staging", hurt), True)
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
         assert states(opened, image.image) == {hurt: "damaged", other: "verified"}
-        failed = [text.split(" cannot give")[0] for text in sink.said if " cannot give" in text]
+        failed = [text.split(" cannot give")[0] for text in sink.lines if " cannot give" in text]
         assert failed == ["staging", hurt]
 
 
@@ -194,7 +171,7 @@ def test_with_no_other_copy_nothing_is_left_looking_whole(
         flip(copy_at(site, hurt, image.image))
         back = tmp_path / "back"
         with pytest.raises(IntegrityError) as refused:
-            bring_back(opened, back, hurt)
+            bring_back(opened, back, copy=hurt)
         assert refused.value.exit_code == 30
         assert states(opened, image.image) == {hurt: "damaged"}
         # Every file that has its name has its content, and what was being written has none.
@@ -216,9 +193,9 @@ def test_a_copy_that_was_cut_off_is_marked_by_the_restore_that_meets_it(
             file.truncate(path.stat().st_size - 5000)
         opened.close()  # the drive holds what it knew of the cartridge
         with pytest.raises((MediumDamaged, IntegrityError)):
-            bring_back(opened, tmp_path / "never", hurt)
+            bring_back(opened, tmp_path / "never", copy=hurt)
         assert states(opened, image.image) == {hurt: "damaged", other: "verified"}
-        assert bring_back(opened, tmp_path / "back", other).is_complete
+        assert bring_back(opened, tmp_path / "back", copy=other).is_complete
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
 
 

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.sweeping import require_right_after_every_kill
 
 COMMITS = {
     "second": (
@@ -53,25 +45,10 @@ COMMITS = {
         r"result freed",
     ),
 }
-"""What each sweep must have killed at, lest a changed program makes it pass by killing nothing."""
+"""What each sweep must have killed at."""
 
 
 @pytest.mark.parametrize("sweep", COMMITS)
 def test_a_night_killed_at_any_commit_is_finished_right(sweep: str) -> None:
-    """What is looked at: ``tests/support/kill_sweep.py``. NIGHTFERRY_SWEEP=all kills at every call."""
-    every = ["all"] if os.environ.get("NIGHTFERRY_SWEEP") == "all" else []
-    # Memory is as good as a disk against SIGKILL, and hundreds of nights are much faster there.
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        done = subprocess.run(
-            [sys.executable, ROOT / "tests/support/kill_sweep.py", folder, sweep, *every],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-    points = [json.loads(line) for line in done.stdout.splitlines()]
-    wrong = "\n".join(f"{p['point']} {p['call']}: {p['problems']}" for p in points if p["problems"])
-    assert not wrong, f"{wrong}\n{done.stderr}"
-    assert done.returncode == 0, done.stderr
-    calls = [p["call"] for p in points]
-    missed = [commit for commit in COMMITS[sweep] if not any(re.search(commit, call) for call in calls)]
-    assert not missed, calls
+    """What is looked at: ``tests/support/kill_sweep.py``."""
+    require_right_after_every_kill("kill_sweep.py", sweep, commits=COMMITS[sweep])

@@ -17,13 +17,14 @@ import pytest
 from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed, StagingFull
 from nightferry.image import index_builder
 from nightferry.model.records import ImageRecord
-from nightferry.ops import gate, move, restore, run, stage, stream, verify
+from nightferry.ops import gate, move, read_back, restore, run, stage, staged, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.ops.room import set_aside
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel, Quiet
 from tests.support import night
+from tests.support.brought import bring_back
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
 
@@ -93,13 +94,6 @@ def test_an_image_made_anew_since_the_seal_closes_the_gate_until_it_is_sealed(
         assert night.night(opened, BACK_GROUP).result == "whole"
 
 
-def bring_back(opened: OpenSite, store: str, to: Path) -> str:
-    """Restores the newest image whole; returns where it came from."""
-    image = restore.find_image(opened, *store.split("/"))
-    plan = restore.plan_restore(opened, image, [], to)
-    return restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).copy
-
-
 def test_a_destination_taken_out_of_the_site_file_stops_no_restore_and_no_verify(
     make_site: MakeSite, tmp_path: Path
 ) -> None:
@@ -110,7 +104,7 @@ def test_a_destination_taken_out_of_the_site_file_stops_no_restore_and_no_verify
         tar.unlink()
     site.write_file(copies=("tape",))
     with site.open(HandClock()) as opened:
-        assert bring_back(opened, "SG1/a", tmp_path / "back") == "tape"
+        assert bring_back(opened, tmp_path / "back").copy == "tape"
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
         checked = list(verify.verify_copies(opened, progress=QUIET, cancel=Cancel()))
         assert {(c.copy.destination, c.exit_code) for c in checked} == {("tape", 0), ("folder", 20)}
@@ -133,7 +127,7 @@ def test_a_store_taken_out_of_the_site_file_can_still_be_brought_back(
     site.write_file(stores={"SG1": ("a",)})
     with site.open(HandClock()) as opened:
         assert night.night(opened, BACK_GROUP, new=True).result == "whole"
-        assert bring_back(opened, "SG2/b", tmp_path / "back") == "staging"
+        assert bring_back(opened, tmp_path / "back", store="SG2/b").copy == "staging"
         assert compare_tree(expected, tmp_path / "back") == ""
         with pytest.raises(ConfigError, match="SG2"):
             restore.find_image(opened, "SG2", "c")
@@ -152,7 +146,7 @@ def test_what_a_storage_group_owes_is_delivered_after_it_went_to_another_disk(
     site.file.write_text(moved)
     with site.open(HandClock()) as opened:
         assert stream.owed(opened, "TEX-BACK-2") == []
-        assert bring_back(opened, "SG1/a", tmp_path / "back") == "staging"
+        assert bring_back(opened, tmp_path / "back").copy == "staging"
         night.stage_two(opened, record)
         assert stream.owed(opened, BACK_GROUP) == []
         assert [s.colour for s in status(opened)] == ["green", "green"]
@@ -183,7 +177,7 @@ def test_a_night_that_leaves_an_older_copy_owed_is_not_green(
         original = stream.make_copy
 
         def refused(
-            opened: OpenSite, outgoing: stream.StagedOutgoing, *rest: object, **more: object
+            opened: OpenSite, outgoing: staged.StagedOutgoing, *rest: object, **more: object
         ) -> object:
             if outgoing.record.run == first.run and outgoing.record.store == "a":
                 raise DestinationError("refused")
@@ -215,7 +209,7 @@ def test_a_damaged_chunk_table_in_the_catalog_judges_no_copy(make_site: MakeSite
             assert {one.copy.state for one in checked} == {"verified"}
             assert table.read_bytes() == right
             table.write_bytes(wrong)
-            assert bring_back(opened, "SG1/a", tmp_path / str(number)) == "staging"
+            assert bring_back(opened, tmp_path / str(number)).copy == "staging"
 
 
 def test_an_index_that_no_place_has_is_named(make_site: MakeSite, tmp_path: Path) -> None:
@@ -229,7 +223,7 @@ def test_an_index_that_no_place_has_is_named(make_site: MakeSite, tmp_path: Path
         with pytest.raises(
             CatalogError, match=f"{image.image} are not what was recorded.*staging: .*folder: "
         ):
-            bring_back(opened, "SG1/a", tmp_path / "back")
+            bring_back(opened, tmp_path / "back")
 
 
 def test_a_sample_does_not_clear_a_damaged_copy(make_site: MakeSite) -> None:
@@ -238,7 +232,7 @@ def test_a_sample_does_not_clear_a_damaged_copy(make_site: MakeSite) -> None:
         night.night(opened, BACK_GROUP)
         image = restore.find_image(opened, "SG1", "b")
         (copy,) = opened.catalog.copies(image.image)
-        stream.mark_damaged(opened, copy, DestinationError("a bad block"))
+        read_back.mark_damaged(opened, copy, DestinationError("a bad block"))
         found = [
             verify.check_one(opened, c, sample=share, progress=QUIET, cancel=Cancel())
             for share in (0.5, 1.0)
@@ -248,7 +242,7 @@ def test_a_sample_does_not_clear_a_damaged_copy(make_site: MakeSite) -> None:
 
 
 def test_samples_come_round_to_every_chunk() -> None:
-    met = [{c for part in stream._sampled(40, 0.1) for c in part} for _ in range(300)]
+    met = [{c for part in read_back._sampled(40, 0.1) for c in part} for _ in range(300)]
     assert {len(m) for m in met} == {4}
     assert set().union(*met) == set(range(40))
 
@@ -347,7 +341,7 @@ def test_a_copy_is_not_fetched_into_the_room_that_staging_keeps_free(make_site: 
         image = restore.find_image(opened, "SG1", "a")
         for copy in opened.catalog.copies(image.image):
             if copy.destination == "folder":
-                stream.mark_damaged(opened, copy, DestinationError("a bad block"))
+                read_back.mark_damaged(opened, copy, DestinationError("a bad block"))
         with pytest.raises(StagingFull, match="on its way"):
             verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
     site.write_file(keep_free="0 %")

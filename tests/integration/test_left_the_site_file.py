@@ -9,31 +9,6 @@ import pytest
 
 from tests.support.command_site import Command, CommandSite
 
-LEDGER = """
-  [[groups.stores]]
-  name = "ledger"
-  kind = "files"
-  path = "{root}/stores/ledger.csv"
-"""
-SG2 = """
-[[groups]]
-name = "SG2"
-mail_group = "TEX-MAIL-1"
-start = "00:00"
-copies = ["tape", "objects"]
-
-  [[groups.stores]]
-  name = "mailbox"
-  kind = "sqlite"
-  path = "{root}/stores/mailbox.db"
-"""
-OBJECTS = """
-[[destinations]]
-name = "objects"
-kind = "fsspec"
-url = "file://{root}/objects"
-"""
-
 
 @pytest.fixture
 def backed_up(site: CommandSite) -> CommandSite:
@@ -41,22 +16,18 @@ def backed_up(site: CommandSite) -> CommandSite:
     return site
 
 
-def take_out(site: CommandSite, text: str) -> None:
-    site.edit(text.format(root=site.root), "")
-
-
 def same(one: Path, other: Path) -> bool:
     return one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("text", "store"), [(LEDGER, "SG1/ledger"), (SG2, "SG2/mailbox")], ids=["a store", "a storage group"]
+    ("store", "group"), [("SG1/ledger", False), ("SG2/mailbox", True)], ids=["a store", "a storage group"]
 )
 def test_its_images_are_listed_and_restored_from_every_place(
-    backed_up: CommandSite, nightferry: Command, text: str, store: str
+    backed_up: CommandSite, nightferry: Command, store: str, group: bool
 ) -> None:
     image = backed_up.image(store)
-    take_out(backed_up, text)
+    backed_up.edit(backed_up.sg2_toml if group else backed_up.ledger_toml, "")
     for words in (("--store", store), ("--group", store.split("/")[0])):
         listed = nightferry(backed_up, "images", *words, "--json").document["images"]
         assert image in [entry["image"] for entry in listed]
@@ -74,7 +45,7 @@ def test_its_images_are_listed_and_restored_from_every_place(
 def test_a_name_that_neither_site_nor_catalog_knows_stays_an_error(
     backed_up: CommandSite, nightferry: Command
 ) -> None:
-    take_out(backed_up, LEDGER)
+    backed_up.edit(backed_up.ledger_toml, "")
     for words in (("images", "--store"), ("restore", "store", "--to", "/nowhere/at/all")):
         assert "no store of SG1" in nightferry(backed_up, *words, "SG1/ledgr", "--json").error["message"]
 
@@ -82,7 +53,7 @@ def test_a_name_that_neither_site_nor_catalog_knows_stays_an_error(
 def test_a_destination_that_left_is_passed_over_and_told_by_verify(
     backed_up: CommandSite, nightferry: Command
 ) -> None:
-    take_out(backed_up, OBJECTS)
+    backed_up.edit(backed_up.objects_toml, "")
     backed_up.file.write_text(backed_up.file.read_text().replace('["tape", "objects"]', '["tape"]'))
     shutil.rmtree(backed_up.root / "backup" / "SG1")
     to = backed_up.root / "restored" / "ledger"

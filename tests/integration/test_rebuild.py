@@ -15,8 +15,8 @@ from nightferry.destination.tape.virtual import open_virtual
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops import catalog_bucket
 from nightferry.ops.stream import deliver_catalog
-from tests.servers.seaweed import KEYS, Seaweed
-from tests.support import night
+from tests.servers.seaweed import Seaweed
+from tests.support import night, toml
 from tests.support.bucket_catalog import move_catalog
 from tests.support.command_site import Command, process
 from tests.support.outside import compare_tree, folder_copies, tape_copies
@@ -25,21 +25,10 @@ from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
 MakeSite = Callable[..., SmallSite]
-CLOUD = """
-[[destinations]]
-name = "cloud"
-kind = "s3"
-url = "s3://{bucket}/{prefix}"
-endpoint = "{endpoint}"
-access_key = "env:NF_TEST_ACCESS"
-secret_key = "env:NF_TEST_SECRET"
-"""
 
 
 @pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
-    monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
+def _ask_again(bucket_keys: None) -> None:
     catalog_bucket._honest.clear()
 
 
@@ -53,12 +42,9 @@ def site(kind: str, make_site: MakeSite, request: pytest.FixtureRequest) -> Smal
     """A site with copies at one destination of each kind; a spanned store takes two cartridges."""
     if kind in ("cloud", "compressed"):
         server: Seaweed = request.getfixturevalue("seaweed")
-        text = CLOUD.format(bucket=server.bucket, prefix=server.prefix(), endpoint=server.endpoint)
-        site = make_site(copies=())
-        if kind == "compressed":
-            text += 'encode = { compress = "zstd:1" }\n'
-        site.write_file(copies=("cloud",), more=text)
-        return site
+        encode = 'encode = { compress = "zstd:1" }' if kind == "compressed" else ""
+        url = f"s3://{server.bucket}/{server.prefix()}"
+        return make_site(copies=("cloud",), more=toml.bucket(url, server.endpoint, encode))
     if kind == "spanned":
         site = make_site(copies=("tape",), cartridge="8 MiB", stores={"SG1": ("b",)})
         fill(site.store("SG1/a"), seed=7, big=(9 << 20) + 77)

@@ -19,7 +19,8 @@ from nightferry.model.destinations import Lock
 from nightferry.model.load import parse_site
 from tests.servers.proxy import Ask, Fault, Proxy, proxied
 from tests.servers.seaweed import KEYS, READER_KEYS, WRITER_KEYS, Seaweed
-from tests.support.buckets import MIB, PART, Image, open_bucket, put, read_all
+from tests.support.buckets import PART, open_bucket
+from tests.support.outgoing import MIB, PlainImage, at_chunk, put, read_all
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
@@ -29,14 +30,8 @@ def _ask_the_store_anew() -> None:
     probe.forget()
 
 
-@pytest.fixture
-def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
-    with proxied(seaweed.endpoint) as proxy:
-        yield proxy
-
-
-def small() -> Image:
-    return Image(random.Random(1).randbytes(MIB + 3))
+def small() -> PlainImage:
+    return PlainImage("i1", random.Random(1).randbytes(MIB + 3))
 
 
 @pytest.mark.parametrize(
@@ -81,14 +76,14 @@ def test_a_key_that_may_only_read_restores_and_is_refused_for_writing(seaweed: S
     reader = open_bucket(seaweed, prefix, keys=READER_KEYS)
     assert read_all(reader, receipt) == wanted.data
     with pytest.raises(DestinationError, match="AccessDenied"):
-        put(reader, Image(wanted.data, "i2"))
+        put(reader, PlainImage("i2", wanted.data))
     assert [f.id for f in reader.check()] == ["NF-S3-001"]
 
 
 def test_a_key_that_may_only_write_makes_verified_copies(seaweed: Seaweed) -> None:
     prefix = seaweed.prefix()
     writer = open_bucket(seaweed, prefix, keys=WRITER_KEYS)
-    wanted = Image(random.Random(2).randbytes(PART + MIB))
+    wanted = PlainImage("i1", random.Random(2).randbytes(PART + MIB))
     receipt = put(writer, wanted)
     assert receipt.verified
     assert read_all(open_bucket(seaweed, prefix), receipt) == wanted.data
@@ -99,7 +94,7 @@ def test_a_key_that_may_only_write_makes_verified_copies(seaweed: Seaweed) -> No
 
 
 def test_an_object_replaced_while_it_is_read_is_not_believed(seaweed: Seaweed) -> None:
-    prefix, wanted = seaweed.prefix(), Image(random.Random(3).randbytes(9 * MIB))
+    prefix, wanted = seaweed.prefix(), PlainImage("i1", random.Random(3).randbytes(9 * MIB))
     destination = open_bucket(seaweed, prefix)
     receipt = put(destination, wanted)
     with destination.open(receipt.location) as reader:
@@ -163,7 +158,7 @@ def test_damaged_staging_leaves_neither_object_nor_parts(seaweed: Seaweed) -> No
     prefix = seaweed.prefix()
     destination = open_bucket(seaweed, prefix)
     with pytest.raises(IntegrityError, match="chunk 6"):
-        put(destination, Image(bytes(12 * MIB), before={6: damaged}))
+        put(destination, PlainImage("i1", bytes(12 * MIB), on_chunk=at_chunk(6, damaged)))
     assert seaweed.keys_below(prefix) == []
     assert seaweed.uploads_below(prefix) == []
 
@@ -175,7 +170,7 @@ def test_an_endpoint_that_does_not_compare_is_found_out_and_read_back(seaweed: S
 
     proxy.rule = without_comparison
     destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint)
-    wanted = Image(random.Random(4).randbytes(PART + MIB))
+    wanted = PlainImage("i1", random.Random(4).randbytes(PART + MIB))
     receipt = put(destination, wanted)
     assert not receipt.verified
     assert read_all(destination, receipt) == wanted.data
@@ -187,7 +182,7 @@ def test_an_endpoint_without_conditions_is_written_to_all_the_same(seaweed: Seaw
     proxy.rule = lambda ask: unknown if "If-None-Match" in ask.headers else None
     destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint)
     for name, size in (("i1", MIB), ("i2", PART + MIB)):
-        wanted = Image(random.Random(name).randbytes(size), name)
+        wanted = PlainImage(name, random.Random(name).randbytes(size))
         assert read_all(destination, put(destination, wanted)) == wanted.data
 
 
@@ -288,7 +283,7 @@ def test_locked_copies_cannot_be_erased_before_their_time(seaweed: Seaweed, lock
     lock = Lock(mode="governance", days=3)
     destination = open_bucket(seaweed, "x", url=f"s3://{locking}/tex", lock=lock, clock=_Later(days=0))
     assert destination.check() == []
-    wanted = Image(random.Random(5).randbytes(PART + MIB))
+    wanted = PlainImage("i1", random.Random(5).randbytes(PART + MIB))
     receipt = put(destination, wanted)
     client, key = seaweed.client(), "tex/images/i1/data"
     head = client.head_object(Bucket=locking, Key=key)
@@ -314,7 +309,7 @@ def test_a_bucket_that_locks_by_itself_takes_copies_and_is_told_of(seaweed: Seaw
     (finding,) = destination.check()
     assert (finding.id, finding.severity) == ("NF-S3-007", "note")
     assert "1 days" in finding.text
-    wanted = Image(random.Random(6).randbytes(PART + MIB))
+    wanted = PlainImage("i1", random.Random(6).randbytes(PART + MIB))
     receipt = put(destination, wanted)
     assert receipt.verified
     destination.put_catalog("catalog-1.parquet", b"x")
@@ -351,7 +346,7 @@ def test_an_archived_copy_is_no_damaged_one(seaweed: Seaweed, proxy: Proxy) -> N
 def test_memory_is_bounded_over_all_streams(seaweed: Seaweed) -> None:
     destination = open_bucket(seaweed, seaweed.prefix(), uploader={"memory_bytes": 2 * PART})
     threads = [
-        threading.Thread(target=put, args=(destination, Image(bytes(3 * PART), f"i{number}")))
+        threading.Thread(target=put, args=(destination, PlainImage(f"i{number}", bytes(3 * PART))))
         for number in range(3)
     ]
     for thread in threads:

@@ -18,7 +18,7 @@ from nightferry.errors import BusyError, CatalogError
 from nightferry.model.records import FreedRecord
 from nightferry.ops import catalog_bucket
 from nightferry.ops.catalog_bucket import BucketStorage
-from tests.servers.proxy import Ask, Fault, Proxy, proxied
+from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import READER_KEYS, Seaweed
 from tests.support.bucket_catalog import bucket_place
 from tests.support.small_site import HandClock
@@ -31,12 +31,6 @@ WRITERS = 16
 @pytest.fixture(autouse=True)
 def _ask_again() -> None:
     catalog_bucket._honest.clear()
-
-
-@pytest.fixture
-def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
-    with proxied(seaweed.endpoint) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,14 @@ from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.failure import is_passing
 from nightferry.errors import BusyError, CatalogError
 from nightferry.model.records import CopyRecord, ImageRecord
-from nightferry.ops import catalog_bucket, restore
+from nightferry.ops import catalog_bucket
 from nightferry.ops.check import check
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.status import status
-from nightferry.progress import QUIET, Cancel
-from tests.servers.proxy import Fault, Proxy, proxied
+from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweed import Seaweed
 from tests.support import night
+from tests.support.brought import bring_back
 from tests.support.bucket_catalog import move_catalog
 from tests.support.command_site import Command
 from tests.support.night_process import NightProcess
@@ -40,10 +40,9 @@ def _ask_again() -> None:
 
 
 @pytest.fixture
-def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
-    with proxied(seaweed.endpoint) as proxy:
-        s3_destination._backoffs[proxy.endpoint] = Backoff(is_passing, clock=HandClock(), attempts=3)
-        yield proxy
+def proxy(proxy: Proxy) -> Proxy:
+    s3_destination._backoffs[proxy.endpoint] = Backoff(is_passing, clock=HandClock(), attempts=3)
+    return proxy
 
 
 class RealWaits(HandClock):
@@ -61,9 +60,7 @@ def require_whole(site: SmallSite, opened: OpenSite, to: Path) -> None:
     assert [s.colour for s in status(opened)] == ["green"] * len(site.names)
     assert wrong_images(folder_copies(site.objects), site.home / "stores") == []
     assert len(tape_copies(site.library)) == len(folder_copies(site.objects)) == len(site.names)
-    image = restore.find_image(opened, "SG1", "a")
-    plan = restore.plan_restore(opened, image, (), to, copy="tape")
-    restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
+    bring_back(opened, to, copy="tape")
     assert compare_tree(site.store("SG1/a"), to) == ""
 
 

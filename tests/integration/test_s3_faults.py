@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -16,9 +16,10 @@ from nightferry.destination.s3.destination import S3Destination
 from nightferry.errors import Unavailable
 from nightferry.progress import QUIET as _QUIET
 from nightferry.progress import Cancel
-from tests.servers.proxy import Ask, Fault, Proxy, proxied
+from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import Seaweed
-from tests.support.buckets import MIB, PART, Image, open_bucket, put, read_all
+from tests.support.buckets import PART, open_bucket
+from tests.support.outgoing import MIB, PlainImage, at_chunk, put, read_all
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
@@ -26,14 +27,8 @@ _NEVER = Cancel()
 THREE_PARTS = 2 * PART + MIB + 77
 
 
-def image(name: str = "i1", size: int = THREE_PARTS) -> Image:
-    return Image(random.Random(name).randbytes(size), name)
-
-
-@pytest.fixture
-def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
-    with proxied(seaweed.endpoint) as proxy:
-        yield proxy
+def image(name: str = "i1", size: int = THREE_PARTS) -> PlainImage:
+    return PlainImage(name, random.Random(name).randbytes(size))
 
 
 def is_data(ask: Ask) -> bool:
@@ -55,7 +50,9 @@ def once(wanted: Callable[[Ask], bool], fault: Fault, times: int = 1) -> Callabl
     return rule
 
 
-def assert_one_whole_copy(server: Seaweed, prefix: str, destination: S3Destination, wanted: Image) -> None:
+def assert_one_whole_copy(
+    server: Seaweed, prefix: str, destination: S3Destination, wanted: PlainImage
+) -> None:
     """As the server itself sees it: five objects, the right bytes, nothing unfinished."""
     names = sorted(key.rpartition("/")[2] for key in server.keys_below(f"{prefix}/images/"))
     data = DATA_NAMES[wanted.encoding]
@@ -170,7 +167,7 @@ def test_eight_streams_refused_on_every_third_request_all_arrive(seaweed: Seawee
     images = [image(f"i{number}", size=MIB + number) for number in range(8)]
     arrived: dict[str, bytes] = {}
 
-    def carry(one: Image) -> None:
+    def carry(one: PlainImage) -> None:
         receipt = destination.put(one, 1, one.image, _QUIET, _NEVER)
         arrived[one.image] = read_all(destination, receipt)
 
@@ -256,7 +253,9 @@ def test_a_kill_with_two_parts_up_then_a_rerun_leaves_one_object(seaweed: Seawee
 
     child = os.fork()
     if child == 0:
-        dying = Image(wanted.data, before={2 * PART // MIB + 1: die_when_two_parts_are_up})
+        dying = PlainImage(
+            "i1", wanted.data, on_chunk=at_chunk(2 * PART // MIB + 1, die_when_two_parts_are_up)
+        )
         try:
             put(open_bucket(seaweed, prefix), dying)
         finally:

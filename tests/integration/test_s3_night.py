@@ -5,87 +5,45 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nightferry.cli.output import dump_json
-from nightferry.destination.s3 import probe
 from nightferry.errors import DestinationError, NightferryError
 from nightferry.ops import places, restore, verify
 from nightferry.ops.check import check
-from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result, report_markdown
 from nightferry.progress import QUIET, Cancel
-from tests.servers.proxy import Proxy, proxied
+from tests.servers.proxy import Proxy
 from tests.servers.seaweed import KEYS, Seaweed
-from tests.support import night
+from tests.support import night, toml
+from tests.support.brought import bring_back, states
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed"), pytest.mark.usefixtures("bucket_keys")]
 
 MakeSite = Callable[..., SmallSite]
-
-CLOUD = """
-[[destinations]]
-name = "cloud"
-kind = "s3"
-url = "s3://{bucket}/{prefix}"
-endpoint = "{endpoint}"
-access_key = "env:NF_TEST_ACCESS"
-secret_key = "file:{home}/secret"
-{more}
-"""
 
 
 class CloudSite:
     """A small site whose copies go to a bucket."""
 
-    def __init__(self, site: SmallSite, server: Seaweed, endpoint: str = "", more: str = "") -> None:
+    def __init__(self, site: SmallSite, server: Seaweed, endpoint: str = "") -> None:
         self.site = site
         self.server = server
         self.prefix = server.prefix()
         secret = site.home / "secret"
         secret.write_text(KEYS[1])
         secret.chmod(0o600)
-        cloud = CLOUD.format(
-            bucket=server.bucket,
-            prefix=self.prefix,
-            endpoint=endpoint or server.endpoint,
-            home=site.home,
-            more=more,
-        )
+        url = f"s3://{server.bucket}/{self.prefix}"
+        cloud = toml.bucket(url, endpoint or server.endpoint, keys=("env:NF_TEST_ACCESS", f"file:{secret}"))
         site.write_file(copies=(*site.copies, "cloud"), more=cloud)
 
     def data_key(self, image: str) -> str:
         return f"{self.prefix}/images/{image}/data"
-
-
-@pytest.fixture(autouse=True)
-def _access(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
-    probe.forget()
-
-
-@pytest.fixture
-def proxy(seaweed: Seaweed) -> Iterator[Proxy]:
-    with proxied(seaweed.endpoint) as proxy:
-        yield proxy
-
-
-def states(opened: OpenSite, image: str) -> dict[str, str]:
-    opened.catalog.refresh()
-    return {copy.destination: copy.state for copy in opened.catalog.copies(image)}
-
-
-def bring_back(
-    opened: OpenSite, to: Path, patterns: tuple[str, ...] = (), copy: str | None = None
-) -> restore.Restored:
-    image = restore.find_image(opened, "SG1", "a")
-    plan = restore.plan_restore(opened, image, patterns, to, copy=copy)
-    return restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
 
 
 def test_a_night_ends_verified_without_reading_back_and_a_file_costs_three_requests(
@@ -172,20 +130,6 @@ def test_a_restore_that_meets_the_changed_object_first_goes_on_with_the_next(
         done = bring_back(opened, tmp_path / "back")
         assert (done.copy, states(opened, image.image)["cloud"]) == ("folder", "damaged")
         assert compare_tree(cloud.site.store("SG1/a"), tmp_path / "back") == ""
-
-
-def test_compressed_copies_go_to_a_bucket_and_come_back(
-    make_site: MakeSite, seaweed: Seaweed, tmp_path: Path
-) -> None:
-    cloud = CloudSite(make_site(copies=()), seaweed, more='encode = { compress = "zstd:1" }')
-    store = cloud.site.store("SG1/a")
-    (store / "words.txt").write_bytes(b"the night ferry " * 200_000)
-    with cloud.site.open(HandClock()) as opened:
-        assert night.night(opened, BACK_GROUP).result == "whole"
-        bring_back(opened, tmp_path / "back", copy="cloud")
-        image = restore.find_image(opened, "SG1", "a").image
-    assert compare_tree(store, tmp_path / "back") == ""
-    assert cloud.data_key(image) + ".zst" in seaweed.keys_below(cloud.prefix)
 
 
 def test_secrets_are_nowhere_after_a_night_that_fails(

@@ -12,33 +12,22 @@ import pytest
 from nightferry.destination.s3 import probe
 from nightferry.errors import Cancelled, DestinationError, NeedsRecall, Unavailable
 from nightferry.model.records import RecallRecord
-from nightferry.ops import restore, stream, verify
+from nightferry.ops import restore, verify
 from nightferry.ops.check import check
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.read_back import mark_damaged
 from nightferry.progress import QUIET, Cancel
 from tests.servers.moto import KEYS, Moto
 from tests.servers.proxy import Ask, Fault, Proxy, proxied
-from tests.servers.seaweed import KEYS as SEAWEED_KEYS
 from tests.servers.seaweed import Seaweed
-from tests.support import night
+from tests.support import night, toml
+from tests.support.brought import bring_back, states
 from tests.support.command_site import Command
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
 pytestmark = pytest.mark.server
 MakeSite = Callable[..., SmallSite]
-
-CLOUD = """
-[[destinations]]
-name = "cloud"
-kind = "s3"
-url = "s3://{bucket}/{prefix}"
-endpoint = "{endpoint}"
-access_key = "env:NF_TEST_ACCESS"
-secret_key = "env:NF_TEST_SECRET"
-storage_class = "{storage_class}"
-{more}
-"""
 
 
 class Said:
@@ -90,13 +79,8 @@ def archived_site(
     storage_class: str = "DEEP_ARCHIVE",
     more: str = "",
 ) -> SmallSite:
-    cloud = CLOUD.format(
-        bucket=server.bucket,
-        prefix=server.prefix(),
-        endpoint=endpoint,
-        storage_class=storage_class,
-        more=more,
-    )
+    in_class = f'storage_class = "{storage_class}"\n{more}'
+    cloud = toml.bucket(f"s3://{server.bucket}/{server.prefix()}", endpoint, in_class)
     site.write_file(copies=(*site.copies, "cloud"), more=cloud)
     return site
 
@@ -111,19 +95,6 @@ def on_the_cloud_alone(site: SmallSite, clock: HandClock) -> OpenSite:
     return opened
 
 
-def states(opened: OpenSite, image: str) -> dict[str, str]:
-    opened.catalog.refresh()
-    return {copy.destination: copy.state for copy in opened.catalog.copies(image)}
-
-
-def bring_back(
-    opened: OpenSite, to: Path, said: Said | None = None, cancel: Cancel | None = None
-) -> restore.Restored:
-    image = restore.find_image(opened, "SG1", "a")
-    plan = restore.plan_restore(opened, image, (), to)
-    return restore.restore(opened, plan, progress=said or QUIET, cancel=cancel or Cancel())
-
-
 @pytest.mark.xdist_group("moto")
 @pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE"])
 def test_a_restore_asks_waits_in_sight_and_reads(
@@ -134,7 +105,7 @@ def test_a_restore_asks_waits_in_sight_and_reads(
     with on_the_cloud_alone(site, clock) as opened:
         assert asks(proxy) == 0
         said, begun = Said(), clock.now()
-        done = bring_back(opened, tmp_path / "back", said)
+        done = bring_back(opened, tmp_path / "back", progress=said)
         assert done.copy == "cloud"
         assert clock.now() > begun
         image = done.plan.image.image
@@ -161,7 +132,7 @@ def test_tier_and_days_are_what_the_site_file_says(
             "before-call.s3.RestoreObject", lambda params, **_: sent.append(bytes(params["body"]))
         )
         said = Said()
-        bring_back(opened, tmp_path / "back", said)
+        bring_back(opened, tmp_path / "back", progress=said)
     (body,) = sent
     assert b"<Days>9</Days>" in body
     assert b"<Tier>Bulk</Tier>" in body
@@ -220,7 +191,7 @@ def test_a_deadline_that_passed_is_an_error_and_the_rerun_waits_on_without_askin
         # moto lets a recall be under way only when its first look says so; from then on it takes for ever.
         never = Said(lambda: moto.arrive_after(1 << 30))
         with pytest.raises(Unavailable, match="did not arrive within 2 h") as caught:
-            bring_back(opened, tmp_path / "back", never)
+            bring_back(opened, tmp_path / "back", progress=never)
         assert "goes on waiting" in caught.value.hint
         assert not (tmp_path / "back" / "big.bin").exists()
         image = restore.find_image(opened, "SG1", "a").image
@@ -232,7 +203,7 @@ def test_a_deadline_that_passed_is_an_error_and_the_rerun_waits_on_without_askin
         cancel = Cancel()
         said = Said(lambda: cancel.set("by hand"))
         with pytest.raises(Cancelled):
-            bring_back(opened, tmp_path / "back", said, cancel)
+            bring_back(opened, tmp_path / "back", progress=said, cancel=cancel)
         assert any(f"asked {asked}, until" in line for line in said.lines), said.lines
         moto.arrive_after(1)
         assert bring_back(opened, tmp_path / "back").copy == "cloud"
@@ -258,7 +229,7 @@ def test_a_recall_begun_by_hand_is_waited_for_and_not_asked_again(
             RestoreRequest={"Days": 1, "GlacierJobParameters": {"Tier": "Standard"}},
         )
         said = Said()
-        assert bring_back(opened, tmp_path / "back", said).copy == "cloud"
+        assert bring_back(opened, tmp_path / "back", progress=said).copy == "cloud"
         assert any("asked before, not by us" in line for line in said.lines), said.lines
     assert asks(proxy) == 0
 
@@ -296,7 +267,7 @@ def test_a_copy_is_made_from_an_archived_one_when_there_is_no_other(
     with on_the_cloud_alone(site, HandClock()) as opened:
         image = restore.find_image(opened, "SG1", "a")
         (copy,) = [c for c in opened.catalog.copies(image.image) if c.destination == "folder"]
-        stream.mark_damaged(opened, copy, DestinationError("for the test"))
+        mark_damaged(opened, copy, DestinationError("for the test"))
         made = verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
         assert made.state == "verified"
     assert asks(proxy) == 1
@@ -317,12 +288,11 @@ def test_a_refused_recall_is_told_with_what_to_do(
 
 
 @pytest.mark.xdist_group("seaweed")
+@pytest.mark.usefixtures("bucket_keys")
 @pytest.mark.parametrize("encode", ["", 'encode = { compress = "zstd:1" }'])
 def test_where_checksums_count_an_archived_copy_is_verified_as_it_arrives(
-    make_site: MakeSite, seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch, encode: str
+    make_site: MakeSite, seaweed: Seaweed, encode: str
 ) -> None:
-    monkeypatch.setenv("NF_TEST_ACCESS", SEAWEED_KEYS[0])
-    monkeypatch.setenv("NF_TEST_SECRET", SEAWEED_KEYS[1])
     away = b"<Error><Code>InvalidObjectState</Code><Message>archived</Message></Error>"
 
     def archive(ask: Ask) -> Fault | None:
@@ -352,14 +322,13 @@ def test_where_checksums_count_an_archived_copy_is_verified_as_it_arrives(
 
 
 @pytest.mark.xdist_group("seaweed")
+@pytest.mark.usefixtures("bucket_keys")
 def test_a_store_that_reads_an_archived_class_all_the_same_is_read(
-    make_site: MakeSite, seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_site: MakeSite, seaweed: Seaweed, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NF_TEST_ACCESS", SEAWEED_KEYS[0])
-    monkeypatch.setenv("NF_TEST_SECRET", SEAWEED_KEYS[1])
     site = archived_site(make_site(copies=()), seaweed, seaweed.endpoint, "GLACIER")
     with on_the_cloud_alone(site, HandClock()) as opened:
         said = Said()
-        assert bring_back(opened, tmp_path / "back", said).copy == "cloud"
+        assert bring_back(opened, tmp_path / "back", progress=said).copy == "cloud"
         assert "recall" not in said.begun
     assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.s3 import probe
 from nightferry.ops import restore
 from nightferry.ops.encode import PacedOutgoing
 from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.throttle import Throttle
-from tests.servers.proxy import proxied
-from tests.servers.seaweed import KEYS, Seaweed
-from tests.support import night
-from tests.support.buckets import MIB, Image, open_bucket, read_all
+from tests.servers.proxy import Proxy
+from tests.servers.seaweed import Seaweed
+from tests.support import night, toml
+from tests.support.brought import bring_back
+from tests.support.buckets import open_bucket
+from tests.support.outgoing import MIB, PlainImage, read_all
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
@@ -32,7 +33,8 @@ MOST_MIB = 300
 EIGHT = """
 import json, sys, threading
 from tests.servers.seaweed import Seaweed
-from tests.support.buckets import MIB, open_bucket
+from tests.support.buckets import open_bucket
+from tests.support.outgoing import MIB
 from tests.support.peak import peak_bytes
 from nightferry.destination.base import Receipt
 from nightferry.progress import QUIET, Cancel
@@ -91,7 +93,7 @@ def test_eight_streams_of_more_than_the_memory_stay_below_300_mib(seaweed: Seawe
 
 def test_streams_beyond_the_read_ahead_still_get_every_byte(seaweed: Seaweed) -> None:
     destination = open_bucket(seaweed, seaweed.prefix())
-    wanted = Image(random.Random(8).randbytes(33 * MIB + 5))
+    wanted = PlainImage("i1", random.Random(8).randbytes(33 * MIB + 5))
     receipt = destination.put(wanted, 1, "a", QUIET, Cancel())
     with destination.open(receipt.location) as reader:
         streams = [reader.stream(0, reader.size_bytes) for _ in range(STREAMS)]
@@ -124,10 +126,10 @@ def test_eight_streams_together_keep_to_the_bandwidth(seaweed: Seaweed) -> None:
     clock = SharedClock()
     throttle = Throttle(MIB, clock=clock)
     began = clock.monotonic()
-    images = [Image(random.Random(n).randbytes(2 * MIB), f"i{n}") for n in range(STREAMS)]
+    images = [PlainImage(f"i{n}", random.Random(n).randbytes(2 * MIB)) for n in range(STREAMS)]
     arrived: dict[str, bytes] = {}
 
-    def carry(one: Image) -> None:
+    def carry(one: PlainImage) -> None:
         paced = PacedOutgoing(one, throttle, Cancel())
         arrived[one.image] = read_all(destination, destination.put(paced, 1, one.image, QUIET, Cancel()))
 
@@ -140,43 +142,30 @@ def test_eight_streams_together_keep_to_the_bandwidth(seaweed: Seaweed) -> None:
     assert clock.monotonic() - began >= STREAMS * 2 - 0.26
 
 
+@pytest.mark.usefixtures("bucket_keys")
 @pytest.mark.parametrize(("encode", "name"), [("", "data"), ('encode = { compress = "zstd:1" }', "data.zst")])
 def test_one_mib_out_of_a_large_object_costs_three_requests_and_8_mib(
     make_site: Callable[..., SmallSite],
     seaweed: Seaweed,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy,
     encode: str,
     name: str,
 ) -> None:
-    probe.forget()
-    monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
-    monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
-    with proxied(seaweed.endpoint) as proxy:
-        bucket = f"""
-[[destinations]]
-name = "cloud"
-kind = "s3"
-url = "s3://{seaweed.bucket}/{seaweed.prefix()}"
-endpoint = "{proxy.endpoint}"
-access_key = "env:NF_TEST_ACCESS"
-secret_key = "env:NF_TEST_SECRET"
-{encode}
-"""
-        site = make_site(copies=("cloud",), more=bucket)
-        store, digits = site.store("SG1/a"), random.Random(4)
-        for number in range(6):
-            (store / f"part{number}.hex").write_text(digits.randbytes(3 * MIB).hex())
-        wanted = digits.randbytes(MIB // 2).hex()
-        (store / "part3-wanted.hex").write_text(wanted)
-        with site.open(HandClock()) as opened:
-            assert night.night(opened, BACK_GROUP).result == "whole"
-            image = restore.find_image(opened, "SG1", "a")
-            assert image.size_bytes > 36 * MIB
-            before = len(proxy.asked)
-            plan = restore.plan_restore(opened, image, ("part3-wanted.hex",), tmp_path / "one", copy="cloud")
-            restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
-        asked = proxy.asked[before:]
+    bucket = toml.bucket(f"s3://{seaweed.bucket}/{seaweed.prefix()}", proxy.endpoint, encode)
+    site = make_site(copies=("cloud",), more=bucket)
+    store, digits = site.store("SG1/a"), random.Random(4)
+    for number in range(6):
+        (store / f"part{number}.hex").write_text(digits.randbytes(3 * MIB).hex())
+    wanted = digits.randbytes(MIB // 2).hex()
+    (store / "part3-wanted.hex").write_text(wanted)
+    with site.open(HandClock()) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        image = restore.find_image(opened, "SG1", "a")
+        assert image.size_bytes > 36 * MIB
+        before = len(proxy.asked)
+        bring_back(opened, tmp_path / "one", ("part3-wanted.hex",), copy="cloud")
+    asked = proxy.asked[before:]
     assert (tmp_path / "one" / "part3-wanted.hex").read_text() == wanted
     assert 2 <= len(asked) <= 3
     ranges = [ask.headers["Range"].removeprefix("bytes=") for ask in asked if ask.method == "GET"]

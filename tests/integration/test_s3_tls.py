@@ -14,7 +14,8 @@ from nightferry.errors import DestinationError
 from tests.conftest import needs
 from tests.servers.seaweed import KEYS, Seaweed
 from tests.servers.tls import Authority, behind_tls
-from tests.support.buckets import MIB, PART, Image, open_bucket, put, read_all
+from tests.support.buckets import PART, open_bucket
+from tests.support.outgoing import MIB, PlainImage, put, read_all
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed"), needs("openssl")]
 
@@ -39,7 +40,7 @@ def endpoint(seaweed: Seaweed, authority: Authority) -> Iterator[str]:
 def test_a_copy_goes_there_and_back_with_the_authoritys_certificate(
     seaweed: Seaweed, endpoint: str, authority: Authority, size: int
 ) -> None:
-    prefix, image = seaweed.prefix(), Image(random.Random(size).randbytes(size))
+    prefix, image = seaweed.prefix(), PlainImage("i1", random.Random(size).randbytes(size))
     destination = open_bucket(seaweed, prefix, endpoint=endpoint, ca_file=str(authority.certificate))
     assert [f for f in destination.check() if f.severity == "fail"] == []
     receipt = put(destination, image)
@@ -51,7 +52,7 @@ def test_a_copy_goes_there_and_back_with_the_authoritys_certificate(
 def test_parts_larger_than_the_memory_go_through_tls(
     seaweed: Seaweed, endpoint: str, authority: Authority
 ) -> None:
-    image = Image(random.Random(5).randbytes(11 * MIB))
+    image = PlainImage("i1", random.Random(5).randbytes(11 * MIB))
     destination = open_bucket(
         seaweed,
         seaweed.prefix(),
@@ -75,7 +76,7 @@ def test_a_certificate_that_does_not_prove_the_endpoint_gets_nothing(
     with behind_tls(seaweed.endpoint, certificate) as endpoint:
         destination = open_bucket(seaweed, prefix, endpoint=endpoint, **trusting)
         with pytest.raises(DestinationError, match=r"certificate verify failed|doesn't match") as refused:
-            put(destination, Image(b"a store's secrets"))
+            put(destination, PlainImage("i1", b"a store's secrets"))
         (finding,) = destination.check()
     assert not refused.value.retryable
     assert (finding.id, finding.severity) == ("NF-S3-001", "fail")
@@ -100,4 +101,4 @@ def test_a_profile_is_enough_to_log_in(
         secret_key=None,
         profile="backup",
     )
-    assert put(destination, Image(b"x" * 1000)).verified
+    assert put(destination, PlainImage("i1", b"x" * 1000)).verified

@@ -22,6 +22,7 @@ from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 from tests.servers.sshd import Sshd, require_sshd, serving
 from tests.support import night
+from tests.support.brought import bring_back, states
 from tests.support.command_site import Command
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
@@ -52,19 +53,6 @@ class RemoteSite:
 
     def data(self, image: str, name: str = "data") -> Path:
         return self.copies / "images" / image / name
-
-
-def states(opened: OpenSite, image: str) -> dict[str, str]:
-    opened.catalog.refresh()
-    return {copy.destination: copy.state for copy in opened.catalog.copies(image)}
-
-
-def bring_back(
-    opened: OpenSite, to: Path, patterns: tuple[str, ...] = (), copy: str | None = None
-) -> restore.Restored:
-    image = restore.find_image(opened, "SG1", "a")
-    plan = restore.plan_restore(opened, image, patterns, to, copy=copy)
-    return restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
 
 
 def findings(opened: OpenSite) -> list[Finding]:

@@ -16,8 +16,8 @@ from nightferry.destination.tape.scsi_drive import ScsiDrive
 from nightferry.destination.tape.scsi_library import ScsiLibrary
 from nightferry.errors import WrongCartridge
 from nightferry.model.records import DriveRecord
-from nightferry.ops import restore
-from nightferry.progress import QUIET, Cancel, Quiet
+from nightferry.progress import Quiet
+from tests.support.brought import bring_back
 from tests.support.night import night
 from tests.support.outside import compare_tree
 from tests.support.scripted_library import ScriptedChanger, ScriptedDrive, Tape
@@ -86,10 +86,7 @@ def test_a_drive_is_cleaned_between_two_images_and_what_refuses_or_is_foreign_is
         assert (states["A00002L9"], states["CLN001L1"]) == ("foreign", "cleaning")
         assert [line for line in progress.said if "A00001L9 is write-protected" in line]
         for name in names:
-            plan = restore.plan_restore(
-                opened, restore.find_image(opened, "SG1", name), [], tmp_path / name, copy="tape"
-            )
-            assert restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).is_complete
+            assert bring_back(opened, tmp_path / name, copy="tape", store=f"SG1/{name}").is_complete
             assert compare_tree(site.store(f"SG1/{name}"), tmp_path / name) == ""
     assert tapes["protected"].blocks == []
     assert tapes["foreign"].blocks == FOREIGN

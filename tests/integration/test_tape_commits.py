@@ -17,12 +17,12 @@ from nightferry.errors import NoScratch
 from nightferry.model.records import DriveRecord
 from nightferry.ops import restore
 from nightferry.ops.opened import OpenSite
-from nightferry.progress import QUIET, Cancel
 from nightferry.scsi.iscsi import IscsiTransport
 from nightferry.scsi.transport import Answer
 from tests.servers.tgtd import Tgtd, serving
 from tests.servers.wire import Wire, wire_to
 from tests.support import night
+from tests.support.brought import bring_back
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, SmallSite
 from tests.support.tape_dump import dump, whole_copies
@@ -61,10 +61,8 @@ def before_each(monkeypatch: pytest.MonkeyPatch) -> Commands:
 def come_back(site: SmallSite, opened: OpenSite, to: Path) -> None:
     """The newest image of every store, from tape, is the store."""
     for name in site.names:
-        image = restore.find_image(opened, *name.split("/"))
-        plan = restore.plan_restore(opened, image, [], to / name, copy="tape")
         (to / name).parent.mkdir(parents=True, exist_ok=True)
-        assert restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).is_complete
+        assert bring_back(opened, to / name, copy="tape", store=name).is_complete
         assert compare_tree(site.store(name), to / name) == ""
 
 
@@ -215,8 +213,8 @@ def test_one_file_of_a_spanned_image_costs_three_records_and_tar_alone_reads_the
                 if c.barcode == copy.location["parts"][0]["barcode"]
             ]
             assert full.state == "full"
-            plan = restore.plan_restore(opened, image, [file], tmp_path / file.replace("/", "-"), copy="tape")
-            assert restore.restore(opened, plan, progress=QUIET, cancel=Cancel()).is_complete
+            to = tmp_path / file.replace("/", "-")
+            assert bring_back(opened, to, [file], "tape", image=image).is_complete
         assert 0 < len(reads) <= 3
     # What lies on the pair, joined as dd would read it, is a tar to GNU tar.
     tapes = dump(server, tmp_path)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from nightferry.model.text import path_fields
 from nightferry.ops.metadata import Metadata
+from nightferry.ops.new_file import TEMPORARY_PREFIX
 from nightferry.ops.restored import RestoreReport
-from nightferry.ops.tree import TEMPORARY_PREFIX, Overwrite, TargetTree
+from nightferry.ops.tree import Overwrite, TargetTree
 from nightferry.ops.walk import Refused, components
 
 Kind = Literal["file", "broken", "symlink", "directory", "fifo", "hardlink"]

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 import blake3
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from nightferry.transfer.digest import ChunkTable
 from nightferry.transfer.direct import DirectWriter, RingSettings
 from nightferry.transfer.reading import FileReader
 from nightferry.transfer.uring import why_not
+from tests.support.outgoing import table_of
 
 SIZE = CHUNK_BYTES
 SOURCE = os.urandom(3 * SIZE + 4097)
@@ -33,13 +33,6 @@ steps = st.one_of(
     st.tuples(st.just("rewind"), st.just(0), st.floats(0, 1)),
     st.tuples(st.just("align"), st.just(0), st.just(0)),
 )
-
-
-def table_of(data: bytes) -> bytes:
-    return b"".join(
-        xxhash.xxh3_64_intdigest(data[at : at + CHUNK_BYTES]).to_bytes(8, "big")
-        for at in range(0, len(data), CHUNK_BYTES)
-    )
 
 
 @settings(max_examples=60)

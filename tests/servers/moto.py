@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from typing import Any
 
 import boto3
 import pytest
+
+from tests.servers.ports import free_port
 
 KEYS = ("moto", "motosecret-51c0")
 _STARTED_S = 60
@@ -72,9 +73,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
 @contextmanager
 def serving(home: Path) -> Iterator[Moto]:
     """A server of one's own; ``home`` keeps what it prints."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with (home / "moto.out").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.ports import free_port
+
 _STARTED_S = 20
 _CONFIG = """\
 ListenAddress 127.0.0.1
@@ -149,7 +151,7 @@ def serving(program: str, home: Path, *, sftp: str = "") -> Iterator[Sshd]:
     shutil.copyfile(home / "client_key.pub", home / "authorized_keys")
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    server = Sshd(home, _free_port(), program, sftp)
+    server = Sshd(home, free_port(), program, sftp)
     key = (home / "host_key.pub").read_text().split()[:2]
     server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {' '.join(key)}\n")
     server.start()
@@ -157,9 +159,3 @@ def serving(program: str, home: Path, *, sftp: str = "") -> Iterator[Sshd]:
         yield server
     finally:
         server.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

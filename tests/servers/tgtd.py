@@ -10,7 +10,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.servers.ports import free_port
 
 TARGET = "iqn.2026-01.local.rig:vtl"
 _STARTED_S = 20.0
@@ -235,7 +236,7 @@ def serving(
     """A library of one's own with its state below ``home``; short paths, since its socket lies there."""
     require_tgtd()
     library = Tgtd(
-        home, _free_port(), random.randrange(1_000, 30_000), drives=drives, tapes=tapes,
+        home, free_port(), random.randrange(1_000, 30_000), drives=drives, tapes=tapes,
         cartridge_mib=cartridge_mib, user=user, password=password, address=address,
     )  # fmt: skip
     try:
@@ -250,9 +251,3 @@ def tgtd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tgtd]:
     """One library of four drives for the session of this process; its cartridges are shared by its tests."""
     with serving(tmp_path_factory.mktemp("tgtd")) as library:
         yield library
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

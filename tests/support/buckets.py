@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-import xxhash
-
 from nightferry.clock import Clock
-from nightferry.destination.base import Encoding, Outgoing, Receipt
 from nightferry.destination.s3.backoff import ATTEMPTS, Backoff
 from nightferry.destination.s3.bucket import Bucket
 from nightferry.destination.s3.client import connect
@@ -18,11 +14,10 @@ from nightferry.destination.s3.destination import S3Destination
 from nightferry.destination.s3.failure import is_passing
 from nightferry.destination.s3.upload import Uploader
 from nightferry.model.destinations import S3Settings
-from nightferry.progress import QUIET, Cancel
 from tests.servers.seaweed import KEYS, Seaweed
+from tests.support.outgoing import MIB
 from tests.support.small_site import HandClock
 
-MIB = 1 << 20
 PART = 5 * MIB
 
 
@@ -61,41 +56,3 @@ def open_bucket(
         storage_class=parsed.storage_class,
         clock=clock,
     )
-
-
-@dataclass
-class Image:
-    """An image of given bytes."""
-
-    data: bytes = field(repr=False)
-    image: str = "i1"
-    digest: str = "d1"
-    encoding: Encoding = ""
-    before: Mapping[int, Any] = field(default_factory=dict)
-    """Chunk number → what is called before it is handed out."""
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.data)
-
-    @property
-    def side_files(self) -> dict[str, bytes]:
-        pieces = [self.data[at : at + MIB] for at in range(0, len(self.data), MIB)]
-        table = b"".join(xxhash.xxh3_64(piece).digest() for piece in pieces)
-        return {"index": b"index", "chunks": table, "meta.json": b'{"image": "%s"}' % self.image.encode()}
-
-    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        for number, at in enumerate(range(first_chunk * MIB, len(self.data), MIB), first_chunk):
-            if number in self.before:
-                self.before[number]()
-            yield memoryview(self.data)[at : at + MIB]
-
-
-def put(destination: S3Destination, image: Outgoing, epoch: int = 1, cancel: Cancel | None = None) -> Receipt:
-    with destination.lane(progress=QUIET, cancel=Cancel()) as lane:
-        return lane.put(image, epoch, progress=QUIET, cancel=cancel or Cancel())
-
-
-def read_all(destination: S3Destination, receipt: Receipt) -> bytes:
-    with destination.open(receipt.location) as reader:
-        return b"".join(bytes(piece) for piece in reader.stream(0, reader.size_bytes))

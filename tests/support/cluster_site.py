@@ -30,13 +30,13 @@ from nightferry.ops.opened import OpenSite
 from nightferry.ops.register import CatalogConstraints
 from nightferry.progress import Quiet
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, PacemakerServer
-from tests.support import night
+from tests.support import night, toml
 from tests.support.outside import compare_tree
 
 ROOT = Path(__file__).parents[2]
 CLI = "from nightferry.cli.app import main; raise SystemExit(main())"
 
-SITE_FILE = """\
+HEAD = """\
 schema = 1
 [site]
 name = "TEX"
@@ -56,34 +56,6 @@ keep_free = "1 %"
 [[back_groups]]
 name = "{back}"
 path = "{staging_path}"
-
-[[groups]]
-name = "SG1"
-mail_group = "{mail}"
-back_group = "{back}"
-start = "00:00"
-copies = ["tape", "objects"]
-
-  [[groups.stores]]
-  name = "docs"
-  kind = "files"
-  path = "{stores}/docs"
-
-  [[groups.stores]]
-  name = "ledger"
-  kind = "sqlite"
-  path = "{stores}/ledger.db"
-
-[[destinations]]
-name = "tape"
-kind = "tape"
-library = {{ kind = "virtual", path = "{root}/vtl", drives = 1, slots = 4, cartridge_bytes = "256 MiB" }}
-pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "1s" }}
-
-[[destinations]]
-name = "objects"
-kind = "fsspec"
-url = "file://{root}/objects"
 """
 
 LEDGER = """
@@ -103,16 +75,14 @@ class ClusterSite:
         self.server = server
         self.root = root
         self.file = root / "nightferry.toml"
+        head = HEAD.format(root=root, cluster=cluster, staging=staging, staging_path=MOUNTS[BACK], back=BACK)
         self.file.write_text(
-            SITE_FILE.format(
-                root=root,
-                cluster=cluster,
-                staging=staging,
-                staging_path=MOUNTS[BACK],
-                stores=MOUNTS[MAIL],
-                mail=MAIL,
-                back=BACK,
-            )
+            head
+            + toml.group("SG1", ("tape", "objects"), mail_group=MAIL, more=f'back_group = "{BACK}"\n')
+            + toml.store("docs", MOUNTS[MAIL] / "docs")
+            + toml.store("ledger", MOUNTS[MAIL] / "ledger.db", "sqlite")
+            + toml.tape(toml.virtual(root / "vtl"))
+            + toml.folder(root / "objects")
         )
         self.file.chmod(0o644)
         for mount in MOUNTS.values():

@@ -16,12 +16,12 @@ from typing import Any
 from nightferry.model.load import load_site
 from nightferry.model.records import RunRecord
 from nightferry.ops.opened import OpenSite
-from tests.support import night
+from tests.support import night, toml
 
 BACK = "TEX-BACK-1"
 SOURCES = Path(__file__).parents[2]
 
-SITE_FILE = """\
+HEAD = """\
 schema = 1
 [site]
 name = "TEX"
@@ -36,46 +36,8 @@ nodes = ["TEX-ACTV-1", "TEX-PASS-1", "TEX-PASS-2"]
 [staging]
 path = "{root}/backup"
 keep_free = "1 %"
-
-[[groups]]
-name = "SG1"
-mail_group = "TEX-MAIL-1"
-start = "00:00"
-copies = ["tape", "objects"]
-{tolerate}
-  [[groups.stores]]
-  name = "priv1"
-  kind = "files"
-  path = "{root}/stores/priv1"
-  exclude = ["*.tmp"]
-
-  [[groups.stores]]
-  name = "ledger"
-  kind = "files"
-  path = "{root}/stores/ledger.csv"
-
-[[groups]]
-name = "SG2"
-mail_group = "TEX-MAIL-1"
-start = "00:00"
-copies = ["tape", "objects"]
-
-  [[groups.stores]]
-  name = "mailbox"
-  kind = "sqlite"
-  path = "{root}/stores/mailbox.db"
-
-[[destinations]]
-name = "tape"
-kind = "tape"
-library = {{ kind = "virtual", path = "{root}/vtl", drives = 1, slots = 4, cartridge_bytes = "256 MiB" }}
-pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "1s" }}
-
-[[destinations]]
-name = "objects"
-kind = "fsspec"
-url = "file://{root}/objects"
 """
+COPIES = ("tape", "objects")
 
 
 @dataclass(frozen=True)
@@ -99,6 +61,21 @@ class CommandSite:
     @property
     def mailbox(self) -> Path:
         return self.root / "stores" / "mailbox.db"
+
+    @property
+    def ledger_toml(self) -> str:
+        """What the site file says of the store SG1/ledger."""
+        return toml.store("ledger", self.ledger)
+
+    @property
+    def sg2_toml(self) -> str:
+        """What it says of the storage group SG2."""
+        return toml.group("SG2", COPIES) + toml.store("mailbox", self.mailbox, "sqlite")
+
+    @property
+    def objects_toml(self) -> str:
+        """What it says of the destination ``objects``."""
+        return toml.folder(self.root / "objects")
 
     def opened(self) -> OpenSite:
         """The site as the verbs see it."""
@@ -126,7 +103,15 @@ def build_site(root: Path, *, tolerate: str = "") -> CommandSite:
     site = CommandSite(root)
     for folder in ("stores", "backup", "objects", "restored", "catalog"):
         (root / folder).mkdir(parents=True, mode=0o755)
-    site.file.write_text(SITE_FILE.format(root=root, tolerate=tolerate))
+    site.file.write_text(
+        HEAD.format(root=root)
+        + toml.group("SG1", COPIES, more=f"{tolerate}\n" if tolerate else "")
+        + toml.store("priv1", site.priv1, more='  exclude = ["*.tmp"]\n')
+        + site.ledger_toml
+        + site.sg2_toml
+        + toml.tape(toml.virtual(root / "vtl"))
+        + site.objects_toml
+    )
     site.file.chmod(0o600)
     bytes_of = random.Random(7)
     (site.priv1 / "in" / "deep").mkdir(parents=True)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from nightferry.model.records import ExpiryRecord
-from nightferry.ops import expire, restore, verify
+from nightferry.ops import expire, verify
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
+from tests.support.brought import bring_back
 from tests.support.kill_sweep import Hook, in_child
 from tests.support.night import night
 from tests.support.outside import compare_tree, folder_copies, wrong_images
@@ -131,10 +132,7 @@ class Sweep:
             for name in self.site.names:
                 target = self.site.home / "restored" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                plan = restore.plan_restore(
-                    opened, restore.find_image(opened, *name.split("/")), [], target, copy=place
-                )
-                done = restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
+                done = bring_back(opened, target, copy=place, store=name)
                 if done.copy != place:
                     problems.append(f"{name} was restored from {done.copy}")
                 problems += [d for d in [compare_tree(self.site.store(name), target)] if d]

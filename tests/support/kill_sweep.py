@@ -27,9 +27,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nightferry.ops import gate, restore
+from nightferry.ops import gate
 from nightferry.ops.status import status
-from nightferry.progress import QUIET, Cancel
+from tests.support.brought import bring_back
 from tests.support.night import night
 from tests.support.outside import compare_tree, folder_copies, tape_copies, wrong_images
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
@@ -208,9 +208,7 @@ class Sweep:
             for name in self.site.names:
                 target = self.site.home / "restored" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                image = restore.find_image(opened, *name.split("/"))
-                plan = restore.plan_restore(opened, image, [], target, copy=place)
-                done = restore.restore(opened, plan, progress=QUIET, cancel=Cancel())
+                done = bring_back(opened, target, copy=place, store=name)
                 if done.copy != place or not done.is_complete:
                     problems.append(f"{name} was restored from {done.copy}: {done.report}")
                 problems += [

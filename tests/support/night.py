@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from nightferry.errors import NightferryError
 from nightferry.model.records import RunRecord
 from nightferry.ops import gate, move, room, run, stage, stream
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.progress import QUIET, Cancel, Progress
+from tests.support.small_site import BACK_GROUP, HandClock
 
 
 def stage_one(
@@ -88,3 +91,10 @@ def night(
     if record.state != "ended":
         stage_two(opened, record, progress, cancel)
     return opened.catalog.run(record.run)
+
+
+def nights(opened: OpenSite, clock: HandClock, count: int) -> None:
+    """Whole nights, a day apart."""
+    for _ in range(count):
+        assert night(opened, BACK_GROUP).result == "whole"
+        clock.advance(timedelta(days=1))

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import toml
+
 ROOT = Path(__file__).resolve().parents[2]
 BACK = "TEX-BACK-1"
 PROGRAM = [sys.executable, "-c", "from nightferry.cli.app import main; raise SystemExit(main())"]
 
-SITE = """\
+HEAD = """\
 schema = 1
 
 [site]
@@ -32,47 +34,6 @@ nodes = ["TEX-ACTV-1", "TEX-PASS-1"]
 [staging]
 path = "{here}/backup"
 keep_free = "0 %"
-
-[[groups]]
-name = "SG1"
-mail_group = "TEX-MAIL-1"
-back_group = "TEX-BACK-1"
-start = "20:00"
-copies = ["tape", "objects"]
-
-  [[groups.stores]]
-  name = "priv1"
-  kind = "files"
-  path = "{here}/stores/priv1"
-
-  [[groups.stores]]
-  name = "priv2"
-  kind = "files"
-  path = "{here}/stores/priv2"
-
-[[groups]]
-name = "SG2"
-mail_group = "TEX-MAIL-1"
-back_group = "TEX-BACK-1"
-start = "20:30"
-copies = ["tape", "objects"]
-
-  [[groups.stores]]
-  name = "shares"
-  kind = "files"
-  path = "{here}/stores/shares"
-
-[[destinations]]
-name = "tape"
-kind = "tape"
-library = {{ kind = "virtual", path = "{here}/vtl", drives = 2, slots = 4, cartridge_bytes = "16 MiB" }}
-pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "1s" }}
-
-[[destinations]]
-name = "objects"
-kind = "fsspec"
-url = "file://{here}/objects"
-bandwidth = {bandwidth}
 """
 
 
@@ -93,7 +54,17 @@ class NightSite:
             (folder / "mail.txt").write_text(f"{store}\n" * (100 + number))
             (folder / "blob.bin").write_bytes(bytes(range(256)) * 5000)
         path = here / "nightferry.toml"
-        path.write_text(SITE.format(here=here, bandwidth=bandwidth))
+        copies, in_back, stores = ("tape", "objects"), f'back_group = "{BACK}"\n', here / "stores"
+        path.write_text(
+            HEAD.format(here=here)
+            + toml.group("SG1", copies, start="20:00", more=in_back)
+            + toml.store("priv1", stores / "priv1")
+            + toml.store("priv2", stores / "priv2")
+            + toml.group("SG2", copies, start="20:30", more=in_back)
+            + toml.store("shares", stores / "shares")
+            + toml.tape(toml.virtual(here / "vtl", drives=2, cartridge="16 MiB"))
+            + toml.folder(here / "objects", more=f"bandwidth = {bandwidth}\n")
+        )
         path.chmod(0o600)
         return cls(here)
 

@@ -118,18 +118,45 @@ class Tape:
         return sum(len(block) for block in self.blocks if block is not None)
 
 
-class ScriptedDrive:
-    """A drive that keeps to SSC-5."""
+class _Scripted:
+    """What answers commands by a script, and by ``_do`` where that leaves it to it."""
 
     most_bytes = (1 << 24) - 1
+    attentions: list[tuple[int, int, int]]
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.attentions = [RESET]
+
+    def reset(self, timeout_s: float) -> None:
+        self.attentions.append(RESET)
+
+    def close(self) -> None:
+        self.attentions = [RESET]
+
+    def execute(
+        self,
+        cdb: bytes,
+        *,
+        data_out: bytes | memoryview | None = None,
+        data_in_len: int = 0,
+        timeout_s: float,
+    ) -> Answer:
+        return self.script.play(cdb, lambda: self._do(cdb, bytes(data_out or b""), data_in_len))
+
+    def _do(self, cdb: bytes, data: bytes, room: int) -> Answer:
+        raise NotImplementedError
+
+
+class ScriptedDrive(_Scripted):
+    """A drive that keeps to SSC-5."""
 
     def __init__(self, serial: str, *, tells_position: bool = True) -> None:
         self.serial = serial
-        self.script = Script()
+        super().__init__()
         self.tape: Tape | None = None
         self.threaded = False
         self.at = 0
-        self.attentions: list[tuple[int, int, int]] = [RESET]
         self.alerts: set[int] = set()
         self.block_bytes = 0
         self.prevented = False
@@ -151,22 +178,9 @@ class ScriptedDrive:
         return tape
 
     def reset(self, timeout_s: float) -> None:
+        super().reset(timeout_s)
         self.resets += 1
-        self.attentions.append(RESET)
         self.prevented = False
-
-    def close(self) -> None:
-        self.attentions = [RESET]
-
-    def execute(
-        self,
-        cdb: bytes,
-        *,
-        data_out: bytes | memoryview | None = None,
-        data_in_len: int = 0,
-        timeout_s: float,
-    ) -> Answer:
-        return self.script.play(cdb, lambda: self._do(cdb, bytes(data_out or b""), data_in_len))
 
     def _do(self, cdb: bytes, data: bytes, room: int) -> Answer:
         if cdb[0] == INQUIRY:
@@ -314,39 +328,21 @@ class ScriptedDrive:
         return Answer(GOOD)
 
 
-class ScriptedChanger:
+class ScriptedChanger(_Scripted):
     """A changer over scripted drives, with element addresses as tgtd's rig has them."""
 
-    most_bytes = (1 << 24) - 1
     name = "scripted changer"
     first: ClassVar = {2: 1000, 3: 10, 4: 500}
 
     def __init__(self, drives: list[ScriptedDrive], tapes: list[Tape], slots: int, ports: int = 1) -> None:
-        self.script = Script()
+        super().__init__()
         self.drives = drives
         self.slots: list[Tape | None] = [*tapes, *[None] * (slots - len(tapes))]
         self.ports: list[Tape | None] = [None] * ports
         self.tells_serials = True
         self.sources: dict[int, int] = {}
-        self.attentions: list[tuple[int, int, int]] = [RESET]
 
-    def reset(self, timeout_s: float) -> None:
-        self.attentions.append(RESET)
-
-    def close(self) -> None:
-        self.attentions = [RESET]
-
-    def execute(
-        self,
-        cdb: bytes,
-        *,
-        data_out: bytes | memoryview | None = None,
-        data_in_len: int = 0,
-        timeout_s: float,
-    ) -> Answer:
-        return self.script.play(cdb, lambda: self._do(cdb, data_in_len))
-
-    def _do(self, cdb: bytes, room: int) -> Answer:
+    def _do(self, cdb: bytes, data: bytes, room: int) -> Answer:
         if cdb[0] == INQUIRY:
             return _inquiry(8, "CHANGER1", cdb, room)
         if self.attentions:

@@ -11,6 +11,7 @@ from typing import Any
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.model.load import load_site
 from nightferry.ops.opened import OpenSite
+from tests.support import toml
 
 BACK_GROUP = "TEX-BACK-1"
 
@@ -36,41 +37,10 @@ path = "{back}"
 on_overrun = "{on_overrun}"
 {more}"""
 
-_GROUP = """
-[[groups]]
-name = "{name}"
-mail_group = "TEX-MAIL-1"
-back_group = "TEX-BACK-1"
-start = "20:00"
-copies = [{copies}]
+_GROUP = f"""\
+back_group = "{BACK_GROUP}"
 tolerate = {{ vanished = "any", changed = 0, unreadable = 0 }}
 """
-
-_STORE = """
-  [[groups.stores]]
-  name = "{store}"
-  kind = "files"
-  path = "{home}/stores/{group}/{store}"
-"""
-
-_TAPE = """
-[[destinations]]
-name = "tape"
-kind = "tape"
-library = {library}
-pool = {{ name = "daily", barcodes = ["*"], autolabel = "blank", wait_for_media = "1s" }}
-"""
-
-_VIRTUAL = (
-    '{{ kind = "virtual", path = "{home}/vtl", drives = 2, slots = 6, cartridge_bytes = "{cartridge}" }}'
-)
-
-_FOLDER = """
-[[destinations]]
-name = "folder"
-kind = "fsspec"
-url = "file://{home}/objects"
-{encode}"""
 
 
 class HandClock:
@@ -156,12 +126,12 @@ class SmallSite:
             more=self.more,
         )
         for group, stores in self.stores.items():
-            text += _GROUP.format(name=group, copies=", ".join(f'"{c}"' for c in self.copies))
-            text += "".join(_STORE.format(home=self.home, group=group, store=store) for store in stores)
-        library = self.tape or _VIRTUAL.format(home=self.home, cartridge=self.cartridge)
-        text += _TAPE.format(library=library) if "tape" in self.copies else ""
+            text += toml.group(group, self.copies, start="20:00", more=_GROUP)
+            text += "".join(toml.store(store, self.store(f"{group}/{store}")) for store in stores)
+        virtual = toml.virtual(self.library, drives=2, slots=6, cartridge=self.cartridge)
+        text += toml.tape(self.tape or virtual) if "tape" in self.copies else ""
         encode = f'encode = {{ compress = "{self.encode}" }}\n' if self.encode else ""
-        text += _FOLDER.format(home=self.home, encode=encode) if "folder" in self.copies else ""
+        text += toml.folder(self.objects, "folder", encode) if "folder" in self.copies else ""
         self.file.write_text(text)
         self.file.chmod(0o600)
 

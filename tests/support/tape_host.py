@@ -19,7 +19,7 @@ from nightferry.destination.tape.scsi_open import Options, open_iscsi
 from nightferry.ops.register import CatalogRegister
 from nightferry.scsi.iscsi import Portal
 from tests.servers.tgtd import TARGET
-from tests.support.tapes import MIB, PlainImage, put
+from tests.support.outgoing import MIB, PlainImage, put
 
 
 def content(host: str, number: int, mib: int) -> bytes:

@@ -12,7 +12,8 @@ from nightferry.destination.tape.drive import TapeDrive
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.virtual import VirtualLibrary, create
-from tests.support.tapes import MIB, MemoryRegister
+from tests.support.outgoing import MIB
+from tests.support.tapes import MemoryRegister
 
 
 class FakeClock:

@@ -21,6 +21,7 @@ from nightferry.destination.base import (
     Receipt,
 )
 from nightferry.destination.copies import (
+    CATALOGS_KEPT,
     COPY,
     CRC,
     META,
@@ -28,12 +29,15 @@ from nightferry.destination.copies import (
     ObjectLane,
     about,
     data_name,
+    data_path,
     location_of,
+    made_before,
     misfit,
     parse_about,
     place_of,
     receipt_of,
     safe_name,
+    side_path,
     watched,
 )
 from nightferry.destination.s3 import expiry
@@ -54,7 +58,6 @@ from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.units import GIB, KIB, MIB
 
-CATALOGS_KEPT = 3
 DEFAULT_LANES = 4
 _MOST_BYTES = {"index": GIB, "chunks": 256 * MIB, META: MIB, COPY: 64 * KIB}
 """Beyond these a side file makes no sense and is not read."""
@@ -179,15 +182,9 @@ class S3Destination:
             whole = None
             self._write(f"{folder}/{COPY}", json.dumps({"image": image, "unfinished": epoch}).encode())
         if whole is not None:
-            if whole["digest"] != outgoing.digest:
-                raise DestinationError(
-                    f"{self.name} holds another {image}: digest {whole['digest']}, not {outgoing.digest}",
-                    subject=image,
-                    hint="two images have one name; look at both with `nightferry copies`",
-                )
-            if whole["epoch"] == epoch:
-                return receipt_of(whole, lane)
-            # A new epoch is asked for because what is here was found damaged: it only looks whole.
+            there = made_before(self.name, whole, outgoing, epoch, lane)
+            if there is not None:
+                return there
             self._remove(image)
         try:
             said = about(image, epoch, outgoing)
@@ -309,41 +306,43 @@ class S3Destination:
 
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
-        image, size_bytes = place_of(location)
-        path = f"images/{image}/{data_name(location)}"
+        path = data_path(location)
         head = self._bucket.head(path)
-        if head is None or head.size_bytes != size_bytes:
+        if head is None or head.size_bytes != location["size_bytes"]:
             raise misfit(self.name, path, None if head is None else head.size_bytes, location)
         away = archived(self._bucket, path, head, self._recall)
         if away is not None:
             raise NeedsRecall(
                 f"{self.name}: {path} lies in {away.storage_class} and must be recalled before it is read",
-                subject=image,
+                subject=place_of(location)[0],
             )
         yield ObjectReader(self._bucket, path, head, memory=self._read_ahead)
 
     def archived(self, location: Mapping[str, Any]) -> Archived | None:
         """See ``Recalls.archived``. What is not there is not archived; ``open`` says more."""
-        path = f"images/{place_of(location)[0]}/{data_name(location)}"
+        path = data_path(location)
         head = self._bucket.head(path)
         return None if head is None else archived(self._bucket, path, head, self._recall)
 
     def recall(self, location: Mapping[str, Any]) -> None:
         """See ``Recalls.recall``."""
-        path = f"images/{place_of(location)[0]}/{data_name(location)}"
+        path = data_path(location)
         head = self._bucket.head(path)
         if head is None:
-            raise MediumDamaged(f"{self.name}: {path} is not there", subject=self.name)
+            raise self._missing(path)
         ask(self._bucket, path, head, self._recall)
 
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
-        if name not in SIDE_FILES:
-            raise DestinationError(f"{name!r} is no side file", subject=name)
-        path = f"images/{place_of(location)[0]}/{name}"
-        data = self._bucket.get(path, _MOST_BYTES[name])
+        return self._get(side_path(location, name), _MOST_BYTES[name])
+
+    def _get(self, path: str, most_bytes: int) -> bytes:
+        data = self._bucket.get(path, most_bytes)
         if data is None:
-            raise MediumDamaged(f"{self.name}: {path} is not there", subject=self.name)
+            raise self._missing(path)
         return data
+
+    def _missing(self, path: str) -> MediumDamaged:
+        return MediumDamaged(f"{self.name}: {path} is not there", subject=self.name)
 
     def remove(self, location: Mapping[str, Any]) -> None:
         self._remove(place_of(location)[0])
@@ -383,11 +382,7 @@ class S3Destination:
         return sorted((path.rpartition("/")[2] for path, _ in self._bucket.objects("catalog")), reverse=True)
 
     def get_catalog(self, name: str) -> bytes:
-        path = f"catalog/{safe_name(name)}"
-        data = self._bucket.get(path, _MOST_CATALOG_BYTES)
-        if data is None:
-            raise MediumDamaged(f"{self.name}: {path} is not there", subject=self.name)
-        return data
+        return self._get(f"catalog/{safe_name(name)}", _MOST_CATALOG_BYTES)
 
     def close(self) -> None:
         self._uploader.close()

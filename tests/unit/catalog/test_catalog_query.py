@@ -190,12 +190,11 @@ def test_the_image_as_of_a_time_is_the_newest_whole_one_that_had_begun(catalog: 
     for record in (image("a", 0), image("b", 1, state="partial"), image("c", 2)):
         catalog.append(record)
 
-    def as_of(day: float, partial: bool = False) -> str | None:
-        found = catalog.image_as_of("SG1", "priv1", AT + timedelta(days=day), partial=partial)
+    def as_of(day: float) -> str | None:
+        found = catalog.image_as_of("SG1", "priv1", AT + timedelta(days=day))
         return found.image if found else None
 
     assert [as_of(day) for day in (-0.1, 0, 0.9, 1.5, 2)] == [None, "a", "a", "a", "c"]
-    assert as_of(1.5, partial=True) == "b"
     assert catalog.image_as_of("SG1", "priv2", AT) is None
 
 

@@ -75,7 +75,6 @@ def test_what_is_configured():
         ("TEX-BACK-1", "TEX-ACTV-1", "50"),
     ]
     assert cib.stickiness == "100"
-    assert cib.properties["no-quorum-policy"] == "stop"
     disk = cib.members["TEX-BACK-1"][1]
     assert (disk.name, disk.agent) == ("back1-fs", "ocf:heartbeat:Filesystem")
     assert disk.parameters["directory"] == "/srv/back1"

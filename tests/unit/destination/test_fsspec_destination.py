@@ -5,31 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nightferry.destination.base import Encoding
 from nightferry.destination.failure import as_destination_error
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
-from nightferry.progress import QUIET, Cancel
 from tests.conftest import needs
+from tests.support.outgoing import PlainImage, put
 
 
-class Image:
-    def __init__(self, image: str = "i1", data: bytes = b"data", digest: str = "d1") -> None:
-        self.image, self.data, self.digest = image, data, digest
-        self.encoding: Encoding = ""
-        self.side_files = {"index": b"index", "chunks": b"12345678", "meta.json": b"{}"}
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.data)
-
-    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        yield memoryview(self.data)
+def small(image: str = "i1", data: bytes = b"data", digest: str = "d1") -> PlainImage:
+    return PlainImage(image, data, digest=digest)
 
 
 @pytest.fixture
@@ -37,13 +25,8 @@ def folder(tmp_path: Path) -> FsspecDestination:
     return FsspecDestination("cloud", f"file://{tmp_path}")
 
 
-def put(destination: FsspecDestination, image: Image, epoch: int = 1) -> dict[str, object]:
-    with destination.lane(progress=QUIET, cancel=Cancel()) as lane:
-        return lane.put(image, epoch, progress=QUIET, cancel=Cancel()).location
-
-
 def test_folders_are_0700_and_files_0600(folder: FsspecDestination, tmp_path: Path) -> None:
-    put(folder, Image())
+    put(folder, small())
     folder.put_catalog("c", b"x")
     for path in tmp_path.rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
@@ -57,7 +40,7 @@ def test_a_root_that_is_not_there_is_never_made(tmp_path: Path) -> None:
     away = FsspecDestination("cloud", f"file://{tmp_path}/disk")
     assert [f.id for f in away.check()] == ["NF-DEST-001"]
     with pytest.raises(Unavailable) as caught:
-        put(away, Image())
+        put(away, small())
     assert caught.value.retryable
     with pytest.raises(Unavailable):
         away.put_catalog("c", b"x")
@@ -77,20 +60,20 @@ def test_leftovers_of_interrupted_epochs_are_removed_by_the_next_put(
     (tmp_path / "images/i1/.partial-1").mkdir(parents=True)
     (tmp_path / "images/i1/.partial-1/data").write_bytes(b"dat")
     (tmp_path / "images/i1/data").write_bytes(b"data")
-    put(folder, Image(), 2)
+    put(folder, small(), 2)
     assert sorted(os.listdir(tmp_path / "images/i1")) == ["chunks", "copy.json", "data", "index", "meta.json"]
 
 
 def test_another_image_of_the_same_name_is_refused_and_the_copy_kept(folder: FsspecDestination) -> None:
-    location = put(folder, Image())
+    location = put(folder, small()).location
     with pytest.raises(DestinationError, match="d1"):
-        put(folder, Image(data=b"other", digest="d2"), 2)
+        put(folder, small(data=b"other", digest="d2"), 2)
     with folder.open(location) as reader:
         assert reader.read(0, 4) == b"data"
 
 
 def test_data_of_another_length_than_recorded_is_damage(folder: FsspecDestination, tmp_path: Path) -> None:
-    location = put(folder, Image())
+    location = put(folder, small()).location
     (tmp_path / "images/i1/data").write_bytes(b"dat")
     with pytest.raises(MediumDamaged, match="3 bytes"), folder.open(location):
         pass
@@ -107,7 +90,7 @@ def test_the_three_newest_catalog_copies_are_kept(folder: FsspecDestination, tmp
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", ".partial-1", "a\0b"])
 def test_names_that_leave_their_folder_are_refused(folder: FsspecDestination, name: str) -> None:
     with pytest.raises(ConfigError):
-        put(folder, Image(name))
+        put(folder, small(name))
     with pytest.raises(ConfigError), folder.open({"image": name, "size_bytes": 1}):
         pass
 
@@ -136,7 +119,7 @@ def test_errors_of_the_system_mean_full_away_or_refused(number: int, kind: type[
 def test_blocks_that_cannot_be_read_are_damage_and_not_a_destination_that_is_away(
     folder: FsspecDestination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location = put(folder, Image())
+    location = put(folder, small()).location
 
     def pread(fd: int, length: int, offset: int) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -159,7 +142,7 @@ def test_a_root_that_does_not_answer_is_away(
 
 @needs("fincore")
 def test_a_copy_just_written_is_read_back_from_the_disk(folder: FsspecDestination, tmp_path: Path) -> None:
-    put(folder, Image(data=bytes(3 << 20)))
+    put(folder, small(data=bytes(3 << 20)))
     seen = subprocess.run(
         ["fincore", "--bytes", "--noheadings", "--output", "RES", tmp_path / "images/i1/data"],
         capture_output=True,

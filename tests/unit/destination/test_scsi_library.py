@@ -105,8 +105,10 @@ def test_a_library_larger_than_the_first_answer_is_asked_again(transport: Script
 def test_a_changer_without_ports_has_none(changer: ScsiChanger, transport: ScriptedChanger) -> None:
     changer.inventory()
     real = transport._do
-    transport._do = lambda cdb, room: (  # type: ignore[method-assign]
-        check(play.BAD_FIELD) if cdb[0] == play.READ_ELEMENTS and cdb[1] & 0x0F == 3 else real(cdb, room)
+    transport._do = lambda cdb, data, room: (  # type: ignore[method-assign]
+        check(play.BAD_FIELD)
+        if cdb[0] == play.READ_ELEMENTS and cdb[1] & 0x0F == 3
+        else real(cdb, data, room)
     )
     assert not [e for e in changer.inventory() if e.address.kind == "port"]
 

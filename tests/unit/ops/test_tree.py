@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from nightferry.errors import ConfigError, IntegrityError
+from nightferry.ops import new_file
 from nightferry.ops import tree as tree_module
 from nightferry.ops.metadata import ACL_ACCESS, ACL_DEFAULT, Metadata, Owners
-from nightferry.ops.tree import TEMPORARY_PREFIX, Overwrite, TargetTree
+from nightferry.ops.new_file import TEMPORARY_PREFIX
+from nightferry.ops.tree import Overwrite, TargetTree
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NOBODY = 65534
@@ -308,7 +310,7 @@ def test_data_beyond_the_size_is_refused(tmp_path: Path) -> None:
 def large() -> Iterator[bytes]:
     """Bytes of what counts as a large file in these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_module, "UNBUFFERED_BYTES", 1 << 20)
+        patch.setattr(new_file, "UNBUFFERED_BYTES", 1 << 20)
         yield os.urandom((5 << 20) + 777)
 
 

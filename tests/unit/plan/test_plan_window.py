@@ -76,14 +76,7 @@ def test_the_night_begins_after_the_longest_pause() -> None:
 def test_groups_come_in_the_order_of_the_night() -> None:
     starts = {"late": time(1, 0), "b": time(20, 0), "a": time(20, 0), "mid": time(22, 15)}
     assert due_groups(starts) == ("a", "b", "mid", "late")
-    assert due_groups(starts, only=["late", "b"]) == ("b", "late")
-    assert due_groups(starts, only=[]) == ()
-
-
-def test_an_unknown_group_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="no storage group 'SG3'") as caught:
-        due_groups({"SG1": time(20), "SG2": time(20)}, only=["SG3"])
-    assert "did you mean SG" in caught.value.hint
+    assert due_groups({}) == ()
 
 
 def test_groups_are_staggered_by_their_starts() -> None:

@@ -7,21 +7,13 @@ from pathlib import Path
 
 import blake3
 import pytest
-import xxhash
 
 from nightferry.errors import IntegrityError
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import ChunkTable, check_chunk, image_digest
+from tests.support.outgoing import table_of
 
 DATA = os.urandom(3 * CHUNK_BYTES + 12345)
-
-
-def table_of(data: bytes) -> bytes:
-    """The table, made independently: the integer digest of every slice, put down big-endian."""
-    return b"".join(
-        xxhash.xxh3_64_intdigest(data[at : at + CHUNK_BYTES]).to_bytes(8, "big")
-        for at in range(0, len(data), CHUNK_BYTES)
-    )
 
 
 @pytest.mark.parametrize("step", [1 << 12, 777_777, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 1 << 22])

@@ -1,0 +1,109 @@
+"""Copies read back and compared, and what is found out about them put on record."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+
+from nightferry.errors import BusyError, IntegrityError, MediumDamaged, NeedsRecall, NightferryError
+from nightferry.image.chunks import checked
+from nightferry.model.records import OUTLIVED, CopyRecord
+from nightferry.ops.encode import open_copy
+from nightferry.ops.opened import OpenSite
+from nightferry.ops.side_files import proven_chunks
+from nightferry.progress import Cancel, Progress
+from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.transfer.digest import ENTRY_BYTES
+
+log = logging.getLogger(__name__)
+
+
+def verify_copy(
+    opened: OpenSite, copy: CopyRecord, *, sample: float = 1.0, progress: Progress, cancel: Cancel
+) -> CopyRecord:
+    """Reads a copy back and compares it with the image's chunk table.
+
+    Args:
+        opened: The site.
+        copy: A copy that is not lost.
+        sample: Share of chunks to read; only a full reading makes a copy ``verified``.
+        progress: Told of every chunk.
+        cancel: Seen at every chunk.
+
+    Returns:
+        The copy's newest record: ``verified``, or as before after a sample.
+
+    Raises:
+        IntegrityError: a chunk is not what it should be; the copy was recorded ``damaged``.
+        MediumDamaged: the destination cannot give it back; recorded ``damaged``.
+        NeedsRecall: it lies in an archive; nothing was asked for.
+    """
+    image = opened.catalog.image(copy.image)
+    chunks = proven_chunks(opened, image)
+    subject = f"{image.group}/{image.store} at {copy.destination}"
+    progress.begin(subject, "verify", image.size_bytes)
+    try:
+        with open_copy(opened, copy) as reader:
+            if reader.size_bytes != image.size_bytes:
+                raise IntegrityError(
+                    f"the copy of {image.image} at {copy.destination} has {reader.size_bytes} bytes, "
+                    f"not {image.size_bytes}",
+                    subject=image.image,
+                )
+            for run in _sampled(len(chunks) // ENTRY_BYTES, sample):
+                cancel.check()
+                done = run.start * CHUNK_BYTES
+                length = min(len(run) * CHUNK_BYTES, image.size_bytes - done)
+                for data in checked(reader.stream(done, length), chunks, run.start, length):
+                    cancel.check()
+                    done += len(data)
+                    progress.advance(subject, done)
+    except (IntegrityError, MediumDamaged) as error:
+        mark_damaged(opened, copy, error)
+        progress.end(subject, "failed")
+        raise
+    except NeedsRecall:
+        progress.end(subject, "archived")
+        raise
+    progress.end(subject, "verified" if sample >= 1 else "sampled")
+    if sample < 1:
+        return copy
+    verified = copy.model_copy(update={"state": "verified", "verified": opened.clock.now(), "note": ""})
+    return _unless_outlived(opened, verified)
+
+
+def _sampled(count: int, share: float) -> Iterator[range]:
+    """Runs of chunk numbers to read: one run of all, or single ones spread evenly over the image, others each
+    time."""
+    if share >= 1:
+        if count:
+            yield range(count)
+        return
+    step = max(1, min(count, round(1 / share)))
+    for number in range(random.randrange(step), count, step):
+        yield range(number, number + 1)
+
+
+def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> CopyRecord:
+    """Records that a copy cannot be trusted any more, and why."""
+    damaged = copy.model_copy(update={"state": "damaged", "note": str(error)[:500]})
+    recorded = _unless_outlived(opened, damaged)
+    if recorded is damaged:
+        log.warning("copy of %s at %s is damaged: %s", copy.image, copy.destination, error)
+    return recorded
+
+
+def _unless_outlived(opened: OpenSite, copy: CopyRecord) -> CopyRecord:
+    """Records what was found out about a copy, unless the retention took it while it was read."""
+    while True:
+        opened.catalog.refresh()
+        newest = opened.catalog.latest(CopyRecord, copy.subject)
+        if newest is not None and newest.state in OUTLIVED:
+            return newest
+        event = opened.catalog.latest_event(CopyRecord, copy.subject)
+        try:
+            opened.catalog.append(copy, expect=event.sequence if event is not None else 0)
+        except BusyError:
+            continue  # somebody else said something of it meanwhile: look again
+        return copy
