@@ -19,10 +19,11 @@ from nightferry.errors import MediumDamaged, PositionLost, Unavailable
 from nightferry.progress import QUIET, Cancel
 from tests.support import scripted_library as play
 from tests.support.faulty_drive import Fault, FaultyDrive
+from tests.support.outgoing import MIB, put, read_all
+from tests.support.outgoing import PlainImage as Image
 from tests.support.scripted_library import ScriptedChanger, ScriptedDrive, Tape, check
 from tests.support.tape_rig import FakeClock, Rig
-from tests.support.tapes import MIB, MemoryRegister, barcodes, put, read_all
-from tests.support.tapes import PlainImage as Image
+from tests.support.tapes import MemoryRegister, barcodes
 
 
 @pytest.fixture(autouse=True)

@@ -23,9 +23,9 @@ from tests.servers.tgtd import Tgtd, serving
 from tests.support import night
 from tests.support.bucket_catalog import move_catalog
 from tests.support.leased_host import content, open_as, tape_of
+from tests.support.outgoing import PlainImage, put, read_all
 from tests.support.small_site import BACK_GROUP, SmallSite
 from tests.support.tape_dump import dump, whole_copies
-from tests.support.tapes import PlainImage, put, read_all
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 

@@ -18,7 +18,7 @@ from nightferry.errors import DestinationError
 from nightferry.model.load import load_site
 from nightferry.ops import libraries
 from nightferry.ops.opened import OpenSite
-from tests.support.tapes import MIB, PlainImage, put
+from tests.support.outgoing import MIB, PlainImage, put
 
 LEASE_S = 3.0
 """How long the hosts of a test wait for a sign of life."""
