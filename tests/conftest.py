@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +21,20 @@ from tests.servers.tgtd import tgtd
 # Examples are judged by what they show, never by how long they took: the machine may be busy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a program that failed had to say: ``CalledProcessError`` keeps it to itself."""
+    report = yield
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, subprocess.CalledProcessError):
+        said = error.stderr or error.stdout or b""
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        report.sections.append((f"said by {Path(str(error.cmd[0])).name}", text[-4000:]))
+    return report
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
