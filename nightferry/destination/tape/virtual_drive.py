@@ -29,10 +29,6 @@ PROTECTED, WORM = "write-protected", "worm"
 CLEANER = "CLN"
 """How the barcode of a cleaning cartridge begins."""
 _MARKS_STEP = 16 << 10
-_READ_AHEAD_BYTES = 16 << 20
-"""What the disk is asked for ahead of a reader that goes forward: the page cache holds it meanwhile."""
-_FORWARD_RECORDS = 4
-"""Records read one after the other before it is believed to go forward: who wants one file reads two or three."""
 _UNSYNCED_FILES = 16
 """Tape files ended without a commit before one is made anyway: bounds the open files."""
 
@@ -144,7 +140,6 @@ class VirtualDrive:
         self._out = -1
         self._writeback = WRITEBACK_BYTES
         self._in, self._in_file = -1, -1
-        self._in_run = self._in_end = self._in_asked = 0
         self._unsynced: list[tuple[int, str]] = []
         self._marks_bytes = self._marks_room = 0
         self._strays = False
@@ -269,7 +264,6 @@ class VirtualDrive:
         with os_errors(where):
             try:
                 data = os.pread(self._open_for_reading(), size, offset)
-                self._read_ahead(offset, size)
             except FileNotFoundError as error:
                 raise MediumDamaged(
                     f"{where} is not there: {error.filename}", subject=self._barcode
@@ -346,15 +340,6 @@ class VirtualDrive:
             self._in = os.open(self._path(self._file), os.O_RDONLY | os.O_CLOEXEC)
             self._in_file = self._file
         return self._in
-
-    def _read_ahead(self, offset: int, size: int) -> None:
-        """Has the disk go on reading behind what was just read, if the reader goes forward."""
-        self._in_run = self._in_run + 1 if offset == self._in_end else 1
-        self._in_end = offset + size
-        if self._in_run >= _FORWARD_RECORDS and self._in_asked < self._in_end + _READ_AHEAD_BYTES // 2:
-            start = max(self._in_asked, self._in_end)
-            self._in_asked = self._in_end + _READ_AHEAD_BYTES
-            os.posix_fadvise(self._in, start, self._in_asked - start, os.POSIX_FADV_WILLNEED)
 
     def _open_for_writing(self) -> None:
         """The file at the position, which is the end of data; what a cut-off write left in it is kept."""
@@ -435,7 +420,6 @@ class VirtualDrive:
         if self._in >= 0:
             os.close(self._in)
         self._in, self._in_file = -1, -1
-        self._in_run = self._in_end = self._in_asked = 0
 
     def _close_files(self) -> None:
         self._close_reading()
