@@ -185,7 +185,11 @@ class PacemakerServer:
         self._link(node, "down")
 
     def heal(self, node: str) -> None:
+        """Plugs it in again, and has every node ask anew where the others are: what it last heard was "nowhere"."""
         self._link(node, "up")
+        for each in NODES:
+            if self.is_up(each):
+                self.run(each, "ip", "neigh", "flush", "all")
 
     def kill(self, node: str) -> None:
         """Powers the node off."""
