@@ -7,6 +7,7 @@ makes the next command of a kind answer something else, before or after it was d
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -118,7 +119,7 @@ class Tape:
         return sum(len(block) for block in self.blocks if block is not None)
 
 
-class _Scripted:
+class _Scripted(ABC):
     """What answers commands by a script, and by ``_do`` where that leaves it to it."""
 
     most_bytes = (1 << 24) - 1
@@ -144,8 +145,9 @@ class _Scripted:
     ) -> Answer:
         return self.script.play(cdb, lambda: self._do(cdb, bytes(data_out or b""), data_in_len))
 
+    @abstractmethod
     def _do(self, cdb: bytes, data: bytes, room: int) -> Answer:
-        raise NotImplementedError
+        """What the device does of a command, and answers."""
 
 
 class ScriptedDrive(_Scripted):

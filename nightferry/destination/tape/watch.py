@@ -23,7 +23,7 @@ _LATE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """``newest`` is true of a cartridge since ``at`` and not in the catalog yet, where ``recorded`` stands."""
+    """``newest`` is true of a cartridge, and the catalog has ``recorded``: behind since ``since`` (monotonic)."""
 
     recorded: CartridgeRecord
     newest: CartridgeRecord
