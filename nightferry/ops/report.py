@@ -166,6 +166,7 @@ def image_json(image: ImageRecord, copies: tuple[CopyRecord, ...] | list[CopyRec
         "digest": image.digest,
         "degraded": image.degraded,
         "outcomes": image.outcomes.model_dump(),
+        "notes": list(image.notes),
         "copies": [{"destination": c.destination, "state": c.state} for c in copies],
     }
 
@@ -243,6 +244,8 @@ def report_markdown(result: NightResult) -> str:
         for approval in result.gate.approvals:
             named = ", ".join(approval.stores)
             lines.append(f"- {named} — {safe_markdown(approval.reason)} ({safe_markdown(approval.who)})")
+    noted = [f"- {i.group}/{i.store}: {safe_markdown(note)}" for i in result.images for note in i.notes]
+    lines += ["", *noted] if noted else []
     lines += [""] if result.reasons else []
     lines += [f"- {safe_markdown(reason)}" for reason in result.reasons]
     lines += _drives(result.drives)

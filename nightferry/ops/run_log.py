@@ -23,6 +23,7 @@ def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
         f"{image.size_bytes} bytes, {counts.vanished} vanished, {counts.changed} changed, "
         f"{counts.unreadable} unreadable"
     ]
+    lines += [f"  {note}" for note in image.notes]
     for row in Index(index):
         if level == "full" or row.outcome != "whole":
             note = f" ({safe(row.note)})" if row.note else ""

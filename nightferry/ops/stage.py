@@ -295,7 +295,10 @@ def _write_image(
         rate_bytes_per_s=summary.size_bytes / seconds,
         cpu_s=used.user - times.user + used.system - times.system,
         cpu_system_s=used.system - times.system,
+        notes=summary.notes,
     )
+    for note in record.notes:
+        progress.say(f"{subject}: {note}", subject=subject)
     if meter.is_degraded:
         progress.say(f"{subject} slowed down by more than 10 % over 20 minutes: degraded", subject=subject)
     confirm(opened, run.back_group)

@@ -6,12 +6,9 @@ import os
 import sqlite3
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Final
-from urllib.parse import quote
 
 from nightferry.errors import ConfigError, StagingFull, StoreUnreadable
 from nightferry.image.attributes import read_attributes
@@ -19,20 +16,19 @@ from nightferry.image.writer import ImageWriter
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
 from nightferry.source.base import Estimate, Pulse, describe_path
+from nightferry.source.sqlite_check import DatabaseDamaged, check_database
+from nightferry.source.sqlite_copy import copy_database
+from nightferry.transfer.files import NO_SPACE
 
 MAGIC: Final = b"SQLite format 3\0"
 SUFFIXES: Final = (b".db", b".db3", b".sqlite", b".sqlite3")
-_BUSY_WAIT_S: Final = 60.0
-"""How long a database that is locked exclusively is waited for."""
-_BUSY_PAUSE_S: Final = 0.05
-
-
-class DatabaseDamaged(Exception):
-    """SQLite's quick check found something; the text is its first finding."""
 
 
 class SqliteSource:
     """Copies databases by SQLite's own backup, checks the copy, and stores it under the database's own name.
+
+    How it is copied where SQLite cannot open it, and checked where only the application could: see
+    ``source.sqlite_copy`` and ``source.sqlite_check``. The image carries a note of either.
 
     For a path that is a file, that file is the store. For a directory the store is every regular file
     directly in it that begins with SQLite's magic or whose name ends in one of ``SUFFIXES``; nothing below it
@@ -66,10 +62,10 @@ class SqliteSource:
         total = count = 0
         for database in self._databases():
             count += 1
-            for name in (database, database + b"-wal"):
+            for name in (database, os.path.realpath(database) + b"-wal"):
                 try:
                     total += os.stat(name).st_size
-                except FileNotFoundError:
+                except OSError:
                     continue
         return Estimate(total, count)
 
@@ -116,10 +112,12 @@ class SqliteSource:
 
     def _add(self, image: ImageWriter, database: bytes, cancel: Cancel, pulse: Pulse) -> None:
         name = os.path.basename(database.rstrip(b"/"))
+        # SQLite, too, looks for the log beside the file that a symbolic link leads to.
+        real = os.path.realpath(database)
         status = None
         try:
-            status = os.stat(database)
-            attributes = read_attributes(os.path.realpath(database))
+            status = os.stat(real)
+            attributes = read_attributes(real)
         except FileNotFoundError as error:
             image.add_absent(name, "vanished", error.strerror or "gone", status)
             return
@@ -129,10 +127,15 @@ class SqliteSource:
         with self._scratch() as scratch:
             copy = Path(scratch) / "copy"
             try:
-                if _copy_or_recover(database, copy, cancel):
-                    image.note(f"{safe(name)}: a transaction that a crashed writer left was rolled back")
-            except (sqlite3.Error, DatabaseDamaged, OSError) as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+                self._copy(image, name, real, copy, cancel)
+            except FileNotFoundError as error:
+                image.add_absent(name, "vanished", error.strerror or "gone", status)
+                return
+            except DatabaseDamaged as error:
+                image.add_absent(name, "unreadable", f"SQLite finds it damaged: {error}", status)
+                return
+            except (sqlite3.Error, OSError) as error:
+                if _is_full(error):
                     raise StagingFull(
                         f"no room in {self._scratch_directory} for a copy of {safe(database)}",
                         subject=safe(database),
@@ -145,6 +148,17 @@ class SqliteSource:
             finally:
                 os.close(fd)
 
+    def _copy(self, image: ImageWriter, name: bytes, real: bytes, copy: Path, cancel: Cancel) -> None:
+        """Makes the copy that goes into the image, and notes there what is not as usual."""
+        remark = copy_database(real, copy, cancel)
+        if remark:
+            image.note(f"{safe(name)}: {remark}")
+        lacking = check_database(copy)
+        if lacking:
+            image.note(
+                f"{safe(name)}: every page is sound; SQLite's own check needs the application ({safe(lacking)})"
+            )
+
     def _scratch(self) -> tempfile.TemporaryDirectory[str]:
         try:
             return tempfile.TemporaryDirectory(prefix=".nightferry-", dir=self._scratch_directory)
@@ -153,6 +167,12 @@ class SqliteSource:
                 f"cannot make a folder in {self._scratch_directory}: {error.strerror}",
                 hint="databases are copied to staging first: it must be there and writable",
             ) from error
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in NO_SPACE
 
 
 def _candidates(directory: bytes) -> Iterator[bytes]:
@@ -169,59 +189,3 @@ def _candidates(directory: bytes) -> Iterator[bytes]:
                     yield name
         except FileNotFoundError:
             continue
-
-
-def _copy_or_recover(database: bytes, copy: Path, cancel: Cancel) -> bool:
-    """As ``_copy``; returns whether a transaction had to be rolled back in the database itself."""
-    try:
-        _copy(database, copy, cancel, mode="rw" if _is_idle_wal(database) else "ro")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
-            raise
-        _copy(database, copy, cancel, mode="rw")
-        return True
-    return False
-
-
-def _is_idle_wal(database: bytes) -> bool:
-    """Whether it is a WAL database that nobody has open.
-
-    A read-only connection would leave an empty ``-wal`` and ``-shm`` behind there; one that may write removes
-    them when it closes, and writes nothing else.
-    """
-    if os.path.lexists(database + b"-wal"):
-        return False
-    with open(database, "rb") as file:
-        header = file.read(20)
-    return header[18:20] == b"\2\2"  # SQLite file format 1.3.2: write and read version, 2 is WAL
-
-
-def _copy(database: bytes, copy: Path, cancel: Cancel, *, mode: str) -> None:
-    """Makes a consistent copy and checks it.
-
-    Raises:
-        sqlite3.Error: SQLite cannot copy it.
-        DatabaseDamaged: the copy does not pass SQLite's quick check.
-        TimeoutError: it is locked all the time.
-        Cancelled: a stop was asked for.
-    """
-    deadline = time.monotonic() + _BUSY_WAIT_S
-
-    def look(status: int, remaining: int, total: int) -> None:
-        # Called after every step; one that met a lock copied nothing and is repeated.
-        cancel.check()
-        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() > deadline:
-            raise TimeoutError(f"locked for more than {_BUSY_WAIT_S:.0f} s")
-
-    url = f"file:{quote(os.path.abspath(database))}?mode={mode}"
-    with (
-        closing(sqlite3.connect(url, uri=True, timeout=0)) as source,
-        closing(sqlite3.connect(copy)) as target,
-    ):
-        # All pages in one step: under a steady writer smaller steps begin anew for ever.
-        source.backup(target, pages=-1, progress=look, sleep=_BUSY_PAUSE_S)
-        result = target.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if result != "ok":
-            raise DatabaseDamaged(result)
-        # The copy becomes one file: nothing of it may wait in a log of its own.
-        target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
