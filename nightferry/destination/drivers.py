@@ -165,6 +165,10 @@ def open_driver(name: str, url: str, options: Mapping[str, Any]) -> Driver:
         from nightferry.destination.sftp import SftpDriver
 
         return SftpDriver(name, url, values, tuple(secrets))
+    if scheme == "ftp":
+        from nightferry.destination.ftp import FtpDriver
+
+        return FtpDriver(name, url, values, tuple(secrets))
     return Driver(name, url, values, tuple(secrets))
 
 

@@ -66,14 +66,21 @@ class SpecObjects:
     def exists(self, path: str) -> bool:
         with self._errors() as opened:
             opened.fs.invalidate_cache()
-            return bool(opened.fs.exists(self._path(path)))
+            try:
+                # Drivers' own ``exists`` is False whatever went wrong.
+                opened.fs.info(self._path(path))
+            except FileNotFoundError as error:
+                _require_absence(error)
+                return False
+            return True
 
     def size(self, path: str) -> int | None:
         with self._errors() as opened:
             opened.fs.invalidate_cache()
             try:
                 return int(opened.fs.size(self._path(path)))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                _require_absence(error)
                 return None
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -100,6 +107,7 @@ class SpecObjects:
                 # A driver's ``cat_file`` may give more than was asked for; its files read what is asked.
                 file = opened.fs.open(self._path(path), "rb", cache_type="none")
             except FileNotFoundError as error:
+                _require_absence(error)
                 raise MediumDamaged(f"{self._name}: {path} is not there", subject=self._name) from error
         try:
             yield file
@@ -132,7 +140,8 @@ class SpecObjects:
                     opened.fs.rm(self._path(path), recursive=True)
                 else:
                     opened.fs.rm_file(self._path(path))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                _require_absence(error)
                 return
             finally:
                 opened.fs.invalidate_cache()
@@ -142,7 +151,8 @@ class SpecObjects:
             opened.fs.invalidate_cache()
             try:
                 found = opened.fs.ls(self._path(folder), detail=False)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                _require_absence(error)
                 return []
         names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
         return sorted(name for name in names if name and (ours or not name.startswith(".")))
@@ -281,6 +291,21 @@ class SpecObjects:
         said = self._driver.shown(error)
         kind = MediumFull if os.strerror(errno.ENOSPC) in said else DestinationError
         return kind(f"{self._name}: {type(error).__name__}: {said}", subject=self._name)
+
+
+def _require_absence(error: FileNotFoundError) -> None:
+    """Drivers turn whatever went wrong while they looked into "not there": what lies behind that must agree.
+
+    Raises:
+        Exception: what went wrong instead.
+    """
+    cause = error.__cause__
+    if isinstance(cause, FileNotFoundError):
+        return _require_absence(cause)
+    status = getattr(cause, "status", None)
+    answered = isinstance(status, int) and status not in (404, 410)
+    if cause is not None and (answered or isinstance(cause, OSError)):
+        raise cause
 
 
 def _throw_away(file: Any) -> None:

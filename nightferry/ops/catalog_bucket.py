@@ -160,13 +160,9 @@ class BucketStorage:
 
     def contents(self) -> list[str]:
         """What lies below the URL: names of folders and objects, at least one when there is any."""
-        where: dict[str, Any] = {"Prefix": self.bucket.key(""), "Delimiter": "/", "MaxKeys": 1000}
         with self._errors("list"):
-            page = self.bucket.call("list_objects_v2", **where) or {}
-        keys = [e["Key"] for e in page.get("Contents", ())]
-        keys += [e["Prefix"] for e in page.get("CommonPrefixes", ())]
-        # Some stores keep an object for the folder itself.
-        return [name for key in keys if (name := self.bucket.path(str(key)).rstrip("/"))]
+            # Some stores keep an object for the folder itself.
+            return [name for path in self.bucket.contents() if (name := path.rstrip("/"))]
 
     def close(self) -> None:
         """Closes the connections."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from nightferry.destination.s3 import bucket as bucket_module
 from nightferry.destination.s3 import probe
 from nightferry.destination.s3.client import is_loopback, split_url
 from nightferry.errors import ConfigError, DestinationError, IntegrityError, MediumDamaged, Unavailable
@@ -222,23 +221,6 @@ def test_a_range_that_is_not_the_one_asked_for_is_refused(seaweed: Seaweed, prox
         pytest.raises(DestinationError, match="asked for bytes"),
     ):
         reader.read(5, 10)
-
-
-def test_a_listing_without_an_end_ends(
-    seaweed: Seaweed, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket_module, "LIST_PAGES", 30)
-    page = (
-        "<ListBucketResult><IsTruncated>true</IsTruncated>"
-        "<NextContinuationToken>{}</NextContinuationToken></ListBucketResult>"
-    )
-    proxy.rule = lambda ask: Fault(answer=(200, {}, page.format(ask.number).encode()))
-    destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint)
-    with pytest.raises(DestinationError, match="has no end"):
-        list(destination.scan())
-    proxy.rule = lambda ask: Fault(answer=(200, {}, page.format("same").encode()))
-    with pytest.raises(DestinationError, match="has no end"):
-        list(destination.scan())
 
 
 def test_leftovers_older_than_two_days_are_listed_by_check(seaweed: Seaweed) -> None:

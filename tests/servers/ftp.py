@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ class Ftp:
 
     home: Path
     port: int
+    cuts: dict[str, bool] = field(default_factory=dict)
+    """``listings``: whether the server's listings break off after their first entry."""
     _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1 << 30)))
 
     def folder(self) -> Path:
@@ -36,6 +39,7 @@ def ftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ftp]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it stands on asyncore
         from pyftpdlib.authorizers import DummyAuthorizer
+        from pyftpdlib.filesystems import AbstractedFS
         from pyftpdlib.handlers import FTPHandler
         from pyftpdlib.servers import ThreadedFTPServer
 
@@ -43,8 +47,18 @@ def ftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ftp]:
     users = DummyAuthorizer()
     users.add_user(USER, PASSWORD, str(home), perm="elradfmwMT")
 
+    cuts = {"listings": False}
+
+    class Files(AbstractedFS):  # type: ignore[misc]  # pyftpdlib has no types
+        def format_mlsx(self, *args: Any, **options: Any) -> Iterator[bytes]:
+            for entry in super().format_mlsx(*args, **options):
+                yield entry
+                if cuts["listings"]:
+                    raise RuntimeError("the disk is gone")
+
     class Handler(FTPHandler):  # type: ignore[misc]  # pyftpdlib has no types
         authorizer = users
+        abstracted_fs = Files
 
         def log(self, *_: object, **__: object) -> None:
             """Says nothing."""
@@ -55,6 +69,6 @@ def ftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ftp]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield Ftp(home, server.socket.getsockname()[1])
+        yield Ftp(home, server.socket.getsockname()[1], cuts)
     finally:
         server.close_all()

@@ -39,7 +39,9 @@ class Fault:
 
     ``cut_request`` and ``cut_answer``: the connection is reset after so many bytes of body. ``lose_answer``: the
     server does the work and nobody hears of it. ``stall``: silence. ``answer``: status, headers, body; the
-    server never sees the request. ``spoil``: one bit of the request's body is flipped on the way.
+    server never sees the request. ``spoil``: one bit of the request's body is flipped on the way. ``edit``: what
+    becomes of the answer's body. ``drop``: headers of the request, in lower case, that are lost on the way (its
+    signature is then wrong). ``deaf``: no 100 Continue is ever said.
     """
 
     cut_request: int | None = None
@@ -48,6 +50,9 @@ class Fault:
     stall: bool = False
     answer: tuple[int, Mapping[str, str], bytes] | None = None
     spoil: bool = False
+    edit: Callable[[bytes], bytes] | None = None
+    drop: frozenset[str] = frozenset()
+    deaf: bool = False
 
 
 Rule = Callable[[Ask], Fault | None]
@@ -119,7 +124,7 @@ class _Handler(socketserver.StreamRequestHandler):
         if fault.stall:
             self.proxy.ended.wait()
             return False
-        if headers.get("Expect", "").lower() == "100-continue":
+        if headers.get("Expect", "").lower() == "100-continue" and not fault.deaf:
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault.cut_request is not None:
             self.rfile.read(min(length, fault.cut_request))
@@ -132,12 +137,16 @@ class _Handler(socketserver.StreamRequestHandler):
         upstream = http.client.HTTPConnection(self.target, timeout=60)
         upstream.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
-            if name.lower() not in ("expect", "connection"):
+            if name.lower() not in ("expect", "connection", *fault.drop):
                 upstream.putheader(name, value)
         upstream.endheaders(bytes(body))
         answer = upstream.getresponse()
         content = answer.read()
         upstream.close()
+        if fault.edit is not None:
+            content = fault.edit(content)
+            kept = {k: v for k, v in answer.getheaders() if k.lower() != "content-length"}
+            return self._answer(method, answer.status, kept, content)
         if fault.lose_answer:
             return self._reset()
         if fault.cut_answer is not None:

@@ -23,14 +23,13 @@ from nightferry.destination.s3.failure import (
     is_passing,
     status_of,
 )
+from nightferry.destination.s3.listing import Listing
 from nightferry.destination.s3.parts import Streamed, crc64, crc_text
 from nightferry.errors import DestinationError, MediumDamaged
 from nightferry.progress import Cancel
 
 READ_BYTES = 256 << 10
 """What one read asks of the socket; a connection that breaks loses less than so much."""
-LIST_PAGES = 20_000
-"""Pages of one listing, a thousand names each; a listing beyond has no end."""
 DIGEST = "nightferry-digest"
 """User metadata of an image's data: the image's digest, by which a retry knows its own object again."""
 
@@ -346,15 +345,32 @@ class Bucket:
             for entry in page.get("Contents", ()):
                 yield self.path(str(entry["Key"])), entry["LastModified"]
 
+    def contents(self) -> Iterator[str]:
+        """Paths of the objects and folders right below the prefix; a folder's ends in a slash."""
+        for page in self._pages("list_objects_v2", self.key(""), Delimiter="/"):
+            for entry in page.get("Contents", ()):
+                yield self.path(str(entry["Key"]))
+            for entry in page.get("CommonPrefixes", ()):
+                yield self.path(str(entry.get("Prefix", "")))
+
     def uploads(self, path: str) -> Iterator[Upload]:
-        """Multipart uploads that were begun and neither completed nor aborted, below a path."""
-        for page in self._pages("list_multipart_uploads", self.key(path)):
+        """Multipart uploads that were begun and neither completed nor aborted, below a path.
+
+        Raises:
+            Forbidden: the key may not list them, or the store does not know how.
+        """
+        for page in self._pages("list_multipart_uploads", self.key(path), unless=(405, 501)):
             for entry in page.get("Uploads", ()):
                 yield Upload(str(entry["Key"]), str(entry["UploadId"]), entry["Initiated"])
 
     def parts(self, upload: Upload) -> Iterator[PartThere]:
-        """The parts that an upload has so far."""
-        for page in self._pages("list_parts", None, Key=upload.key, UploadId=upload.upload_id):
+        """The parts that an upload has so far.
+
+        Raises:
+            Forbidden: the key may not list them, or the store does not know how.
+        """
+        where = {"Key": upload.key, "UploadId": upload.upload_id}
+        for page in self._pages("list_parts", None, unless=(405, 501), **where):
             for entry in page.get("Parts", ()):
                 yield PartThere(
                     int(entry["PartNumber"]),
@@ -375,38 +391,21 @@ class Bucket:
     def _pages(
         self, verb: str, prefix: str | None, *, unless: Collection[int] = (), **params: Any
     ) -> Iterator[Mapping[str, Any]]:
-        """Page by page, each through the back-off.
+        """A listing page by page, each through the back-off, to its end.
 
         Raises:
             Forbidden: the answer has a status of ``unless``.
-            DestinationError: the listing has no end.
+            ListingCut: it is not all of the listing, whatever it says.
         """
         where: dict[str, Any] = {} if prefix is None else {"Prefix": prefix}
-        marks: dict[str, Any] = {}
-        for _ in range(LIST_PAGES):
+        listing = Listing(f"{self.name}: {verb}", verb, prefix or "", params.get("Delimiter", ""))
+        marks: Mapping[str, Any] | None = {}
+        while marks is not None:
             page = self.call(verb, unless=unless, **where, **params, **marks)
             if page is None:
                 raise Forbidden(f"{self.name}: {verb} is not known there", subject=self.name)
+            marks = listing.following(page)
             yield page
-            following = {
-                ours: page[theirs]
-                for ours, theirs in _NEXT[verb].items()
-                if page.get(theirs) not in (None, "")
-            }
-            if not page.get("IsTruncated") or not following:
-                return
-            if following == marks:
-                break
-            marks = following
-        raise DestinationError(f"{self.name}: {verb} has no end", subject=self.name)
-
-
-_NEXT = {
-    "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
-    "list_object_versions": {"KeyMarker": "NextKeyMarker", "VersionIdMarker": "NextVersionIdMarker"},
-    "list_multipart_uploads": {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"},
-    "list_parts": {"PartNumberMarker": "NextPartNumberMarker"},
-}
 
 
 def proof(data: bytes | bytearray, checksums: bool) -> dict[str, str]:

@@ -29,6 +29,7 @@ class HurtFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no t
     pseudo_dirs: ClassVar[list[str]] = [""]
     short_bytes = 0
     words = ""
+    behind: BaseException | None = None
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -46,7 +47,14 @@ class HurtFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no t
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
         if self.words:
             raise RuntimeError(self.words)
+        if self.behind is not None:
+            raise FileNotFoundError(path) from self.behind
         return super().ls(path, detail, **options)
+
+    def info(self, path: str, **options: Any) -> Any:
+        if self.behind is not None:
+            raise FileNotFoundError(path) from self.behind
+        return super().info(path, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         raise AssertionError("a driver's cat_file may ignore ranges")
@@ -69,7 +77,7 @@ class RenamingFileSystem(HurtFileSystem):
 def _schemes(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (HurtFileSystem, RenamingFileSystem):
         register_implementation(kind.protocol, kind, clobber=True)
-        for name in ("short_bytes", "words"):
+        for name in ("short_bytes", "words", "behind"):
             monkeypatch.setattr(kind, name, getattr(kind, name))
     HurtFileSystem.store.clear()
     RenamingFileSystem.renamed.clear()
@@ -160,6 +168,42 @@ def test_a_librarys_words_are_told_without_our_secret_and_without_its_traceback(
     assert "RuntimeError: login as ‹redacted› refused at https://…@host/" in caught.value.message
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+class _Answered(Exception):
+    """As HTTP libraries say what a server answered."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("behind", "absent"),
+    [
+        (None, True),
+        (StopIteration(), True),
+        (_Answered(404), True),
+        (_Answered(503), False),
+        (ConnectionResetError("reset"), False),
+        (TimeoutError("silence"), False),
+    ],
+)
+def test_trouble_that_a_driver_calls_not_there_is_no_absence(
+    monkeypatch: pytest.MonkeyPatch, behind: BaseException | None, absent: bool
+) -> None:
+    place = objects()
+    place.write("images/i/data", [b"x"])
+    looks = (place.exists, place.size, place.names)
+    monkeypatch.setattr(HurtFileSystem, "behind", behind)
+    if behind is None:
+        assert [look_at("images/none") for look_at in looks] == [False, None, []]
+    elif absent:
+        assert [look_at("images/i") for look_at in looks] == [False, None, []]
+    else:
+        for look_at in looks:
+            with pytest.raises(DestinationError, match=r"reset|silence|503"):
+                look_at("images/i")
 
 
 def test_a_full_place_is_known_by_the_words_of_its_driver() -> None:

@@ -1,0 +1,38 @@
+"""FTP listings that break off, which fsspec's own driver takes for empty folders."""
+
+from __future__ import annotations
+
+import pytest
+
+from nightferry.destination.fsspec import FsspecDestination
+from nightferry.errors import DestinationError
+from tests.servers.ftp import PASSWORD, Ftp
+from tests.support.outgoing import PlainImage, put
+
+pytestmark = pytest.mark.server
+
+
+def test_a_listing_that_breaks_off_is_an_error_and_no_empty_folder(
+    ftp: Ftp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NF_TEST_FTP", PASSWORD)
+    folder = ftp.folder()
+    destination = FsspecDestination("ftp", ftp.url(folder), options={"password": "env:NF_TEST_FTP"})
+    receipt = put(destination, PlainImage("i1", b"x" * 1000))
+    put(destination, PlainImage("i2", b"y" * 1000))
+    assert [found.image for found in destination.scan()] == ["i1", "i2"]
+    ftp.cuts["listings"] = True
+    try:
+        for look in (
+            lambda: list(destination.scan()),
+            lambda: destination.find("i1", 1),
+            destination.catalog_copies,
+            lambda: destination.open(receipt.location).__enter__(),
+        ):
+            with pytest.raises(DestinationError) as refused:
+                look()
+            assert refused.value.retryable, "the server is away: nothing is lost"
+    finally:
+        ftp.cuts["listings"] = False
+    assert [found.image for found in destination.scan()] == ["i1", "i2"]
+    assert (folder / "images" / "i1" / "data").read_bytes() == b"x" * 1000
