@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from nightferry.model.names import is_back_group, is_safe
+from nightferry.model.patterns import pattern
 from nightferry.model.secrets import is_reference
 from nightferry.units import parse_duration, parse_percent, parse_rate, parse_size
 
@@ -151,13 +152,8 @@ def _keep_free(value: str | int) -> str | int:
 
 
 def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
-    from pathspec import GitIgnoreSpec
-
-    for pattern in value:
-        try:
-            GitIgnoreSpec.from_lines([pattern])
-        except (ValueError, re.error):
-            raise ValueError(f"not a pattern as in .gitignore: {pattern!r}") from None
+    for line in value:
+        pattern(line)
     return value
 
 

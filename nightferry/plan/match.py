@@ -8,16 +8,10 @@ counts. ``/`` and ``.`` mean the whole store.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
-from pathspec import GitIgnoreSpec
-
 from nightferry.errors import ConfigError
-
-# "." of the library's expressions stops at a line feed, which a file name may contain; this character, which
-# no name holds because UTF-8 decoding never yields it, stands in for it.
-_LINE_FEED = "\ud800"
+from nightferry.model.patterns import pattern as read_pattern
 
 
 class Matcher:
@@ -42,43 +36,41 @@ class Matcher:
         """
         if not self._rules:
             return True
-        text = _text(path)
         for chosen, fits in reversed(self._rules):
-            if fits(text, directory):
+            if fits(path, directory):
                 return chosen
         return False
 
 
-def _rule(pattern: str) -> tuple[bool, Callable[[str, bool], bool]]:
+def _rule(pattern: str) -> tuple[bool, Callable[[bytes, bool], bool]]:
     chosen = not pattern.startswith("!")
     body = pattern if chosen else pattern[1:]
     if body in ("/", ".", "./"):
-        return chosen, lambda text, directory: True
+        return chosen, lambda path, directory: True
     plain = body.removeprefix("./").strip("/")
     if not plain:
         raise ConfigError(f"an empty pattern: {pattern!r}", hint="name a path or a pattern such as '*.txt'")
-    literal = _text(plain.encode("utf-8", "surrogateescape"))
-    below = f"{literal}/"
+    literal = plain.encode("utf-8", "surrogateescape")
+    below = literal + b"/"
     only_directory = body.endswith("/")
 
-    def is_or_is_below(text: str, directory: bool) -> bool:
-        return text.startswith(below) or (text == literal and (directory or not only_directory))
+    def is_or_is_below(path: bytes, directory: bool) -> bool:
+        return path.startswith(below) or (path == literal and (directory or not only_directory))
 
     try:
         # A line that begins with "#" would be a comment.
-        line = (
+        found = read_pattern(
             f"\\{body}" if body.startswith("#") else body.removeprefix(".") if body.startswith("./") else body
         )
-        spec = GitIgnoreSpec.from_lines([_text(line.encode("utf-8", "surrogateescape"))])
-    except (ValueError, re.error):
+    except ValueError:
+        found = None
+    if found is None:
         return chosen, is_or_is_below  # no pattern that gitignore knows, but a name may look like that
 
-    def fits(text: str, directory: bool) -> bool:
+    def fits(path: bytes, directory: bool) -> bool:
         # A name may hold the very characters that make a pattern; a path written out always means itself.
-        return is_or_is_below(text, directory) or spec.match_file(f"{text}/" if directory else text)
+        return (
+            is_or_is_below(path, directory) or found.fits(path, directory=directory) or found.fits_below(path)
+        )
 
     return chosen, fits
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape").replace("\n", _LINE_FEED)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from pathspec import GitIgnoreSpec
-
 from nightferry.errors import ConfigError, StoreUnreadable
 from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
 from nightferry.image.index import Outcome
 from nightferry.image.writer import ImageWriter
+from nightferry.model.patterns import Ignore
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
 from nightferry.source.base import Estimate, Pulse, describe_path
@@ -62,8 +60,8 @@ class FilesSource:
         self._exclude = tuple(exclude)
         self._one_file_system = one_file_system
         try:
-            self._excluded = GitIgnoreSpec.from_lines(exclude)
-        except (ValueError, re.error) as error:
+            self._excluded = Ignore(exclude)
+        except ValueError as error:
             raise ConfigError(f"exclude of the store {safe(self._path)}: {error}") from error
         self._device = 0
 
@@ -190,15 +188,12 @@ class FilesSource:
         try:
             return os.stat(name, dir_fd=parent, follow_symlinks=False)
         except OSError as error:
-            if image is not None and not self._excluded.match_file(os.fsdecode(path)):
+            if image is not None and not self._excluded.matches(path, directory=False):
                 _add_failed(image, path, error, None)
             return None
 
     def _is_excluded(self, path: bytes, entry: os.stat_result) -> bool:
-        if not self._exclude:
-            return False
-        text = os.fsdecode(path)
-        return bool(self._excluded.match_file(text + "/" if stat.S_ISDIR(entry.st_mode) else text))
+        return self._excluded.matches(path, directory=stat.S_ISDIR(entry.st_mode))
 
     def _enter(
         self,

@@ -438,8 +438,8 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         ('path = "/srv/vtl"', 'path = "vtl"', "destinations[tape].library.path: not an absolute path"),
         (
             '["*.tmp"]',
-            '["[z-a]"]',
-            "groups[SG1].stores[priv1].exclude: not a pattern as in .gitignore: '[z-a]'",
+            '["!"]',
+            "groups[SG1].stores[priv1].exclude: not a pattern as in .gitignore: '!'",
         ),
         ('name = "priv1"', 'name = "a.b"', "groups[SG1].stores[a.b].name: not a name"),
         (

@@ -251,16 +251,18 @@ def test_an_unreadable_directory_is_a_row_and_the_rest_goes_on(
 
 
 def test_excludes_are_those_of_git(store: Path) -> None:
-    for name in ("keep.txt", "a.tmp", "cache/x", "sub/b.tmp", "sub/keep.tmp", "sub/build/y", "build/z"):
+    names = ["keep.txt", "a.tmp", "cache/x", "sub/b.tmp", "sub/keep.tmp", "sub/build/y", "build/z"]
+    for name in (*names, "keep.tmp\n", "d\nd/z.tmp", "sub1", "sub2/x"):
         (store / name).parent.mkdir(exist_ok=True)
         (store / name).write_bytes(b"x")
-    patterns = ["*.tmp", "!keep.tmp", "cache/", "/build"]
+    patterns = ["*.tmp", "!keep.tmp", "cache/", "/build", "sub[!0]"]
     path, _ = image_of(store, exclude=patterns)
     stored = {name for name, row in rows(path).items() if row.type == "file"}
     (store / ".gitignore").write_text("\n".join(patterns))
     output("git", "-C", store, "init", "-q")
     kept = output("git", "-C", store, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")[:-1]
     assert stored == set(kept) - {b".gitignore"}
+    assert b"keep.tmp\n" in stored
     assert b"cache" not in rows(path)
 
 
