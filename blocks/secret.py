@@ -32,12 +32,24 @@ def read_block(name: str) -> str:
             hint=f"make it in the Prefect UI, or by Secret(value=…).save({name!r})",
             subject=subject,
         ) from error
-    except (httpx.TransportError, PrefectHTTPStatusError) as error:
-        raise PrefectRequired(
-            f"the secret {subject} cannot be read: the Prefect server does not answer ({type(error).__name__})",
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code not in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise _does_not_answer(subject, error) from error
+        raise ConfigError(
+            f"the Prefect server does not let us read the secret {subject}",
+            hint="set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to what the server knows",
             subject=subject,
         ) from error
+    except httpx.TransportError as error:
+        raise _does_not_answer(subject, error) from error
     value = block.get() if isinstance(block, Secret) else None
     if not isinstance(value, str) or not value:
         raise ConfigError(f"the secret {subject} is no text, or empty", subject=subject)
     return value
+
+
+def _does_not_answer(subject: str, error: Exception) -> PrefectRequired:
+    return PrefectRequired(
+        f"the secret {subject} cannot be read: the Prefect server does not answer ({type(error).__name__})",
+        subject=subject,
+    )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from prefect.blocks.core import Block
 from pydantic import Field
 
 from nightferry.errors import ConfigError
+from nightferry.model.allowed import require_allowed
 from nightferry.model.load import LoadedSite, parse_site, site_digest
 from nightferry.model.site import Site as SiteModel
+
+WORKER_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Set in a process that a worker started: what it runs came from the Prefect API, not from somebody on this node."""
 
 
 def document_name(site: SiteModel) -> str:
@@ -47,11 +52,13 @@ class Site(Block):
         return site_digest(self.text)
 
     def open(self) -> LoadedSite:
-        """Parses the text.
+        """Parses the text; in a process that a worker started, only one that this node allows.
 
         Raises:
-            ConfigError: with key and line, as for the file.
+            ConfigError: the node does not allow it; or with key and line, as for the file.
         """
+        if WORKER_VARIABLE in os.environ:
+            require_allowed(self.text)
         source = "the Prefect block nightferry-site"
         return LoadedSite(parse_site(self.text, source), Path(source), self.text, self.digest)
 

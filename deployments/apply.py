@@ -8,7 +8,6 @@ from datetime import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from prefect import Flow
@@ -28,7 +27,7 @@ from nightferry.model.destinations import TapeSettings
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import LocalClusterSettings
 from nightferry.model.site import Site as SiteModel
-from nightferry.ops.surroundings import is_beyond_loopback
+from nightferry.ops.prefect_api import FIX, why_unguarded
 from nightferry.plan.window import night_start
 
 WORKER_ENVIRONMENT = {
@@ -252,18 +251,15 @@ def require_own_flows() -> None:
         )
 
 
-def require_guarded_api() -> None:
+def require_guarded_api(site: SiteModel) -> None:
     """Raises:
-    ConfigError: the API can be reached from other machines and asks nobody who they are.
+    ConfigError: the API lets in whoever reaches it, and the site does not say that nobody else can.
     """
     settings = get_current_settings()
-    url = settings.api.url or ""
-    if is_beyond_loopback(url) and not settings.api.key and not settings.api.auth_string:
-        raise ConfigError(
-            f"the Prefect API at {urlsplit(url).hostname} is not on loopback and no key or auth string is set for it",
-            hint="whoever reaches it commands the workers: set PREFECT_API_AUTH_STRING or PREFECT_API_KEY",
-            subject="PREFECT_API_URL",
-        )
+    credentials = bool(settings.api.key or settings.api.auth_string)
+    why = why_unguarded(settings.api.url or "", site.site.single_user, credentials)
+    if why:
+        raise ConfigError(why, hint=FIX, subject="PREFECT_API_URL")
 
 
 def publish(loaded: LoadedSite) -> Site:
@@ -296,7 +292,7 @@ def apply(loaded: LoadedSite) -> list[Planned]:
     """
     loaded.site.require_delivered()
     require_own_flows()
-    require_guarded_api()
+    require_guarded_api(loaded.site)
     try:
         Site.register_type_and_schema()
         block = publish(loaded)

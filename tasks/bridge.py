@@ -15,9 +15,12 @@ from types import FrameType
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.exceptions import FailedRun, PrefectHTTPStatusError
+from prefect.client.orchestration import get_client
+from prefect.exceptions import FailedRun, ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogHandler
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from blocks.secret import read_block
@@ -37,6 +40,9 @@ MIN_UPDATE_S = 2.0
 CANCEL = Cancel()
 """The process's one stop request: set by SIGTERM (Prefect cancels a run with it) and SIGINT."""
 
+CANCEL_POLL_S = 3.0
+"""How often a night by hand asks whether it was cancelled in the UI."""
+
 SignalHandler = Callable[[int, FrameType | None], object]
 
 _POST = ThreadPoolExecutor(max_workers=1, thread_name_prefix="progress")
@@ -48,7 +54,12 @@ _on_signal: SignalHandler | None = None
 
 
 def opened(site: Site) -> OpenSite:
-    """The site opened once in this process, shared by all tasks."""
+    """The site opened once in this process, shared by all tasks.
+
+    Raises:
+        ConfigError: a worker started this process, and its node does not allow the site file; or that is not as it
+            must be.
+    """
     with _lock:
         digest = site.digest
         if digest not in _open_sites:
@@ -77,7 +88,7 @@ def at_work() -> Iterator[None]:
         NightferryError: what the body raised, as one that is known by its name wherever the flow was asked for.
     """
     try:
-        with _stoppable():
+        with _stoppable(), _cancelled_from_prefect():
             yield
     except NightferryError as error:
         told = in_tree(error)
@@ -112,6 +123,36 @@ def _stoppable() -> Iterator[None]:
     finally:
         for installed, previous in before.items():
             signal.signal(installed, previous)
+
+
+@contextmanager
+def _cancelled_from_prefect() -> Iterator[None]:
+    """A cancel in the UI reaches a night that the command line runs: no worker is there to send it a signal."""
+    run = flow_run.get_id()
+    if _terminal is None or run is None or flow_run.get_parent_flow_run_id() is not None:
+        yield
+        return
+    ended = threading.Event()
+
+    def watch() -> None:
+        with get_client(sync_client=True) as client:
+            while not ended.wait(CANCEL_POLL_S):
+                try:
+                    state = client.read_flow_run(UUID(run)).state
+                except (httpx.HTTPError, PrefectHTTPStatusError, ObjectNotFound) as error:
+                    log.debug("the Prefect server does not say whether the night was cancelled: %s", error)
+                    continue
+                if state is not None and (state.is_cancelling() or state.is_cancelled()):
+                    CANCEL.set("cancelled in Prefect")
+                    return
+
+    watcher = threading.Thread(target=watch, name="cancelled from Prefect", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def _send_core_logs_to_prefect() -> None:

@@ -148,12 +148,12 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
     """
     cancel = session.cancel  # from here on the first signal stops at the next chunk
     server = use_prefect(session, loaded)
-    from prefect.exceptions import TerminationSignal
+    from prefect.exceptions import Abort, TerminationSignal
 
     from blocks.site import Site
     from flows.two_stage import two_stage_backup
     from nightferry.ops.report import night_result
-    from tasks.bridge import opened, serve
+    from tasks.bridge import CANCEL, opened, serve
     from tasks.part import SERVER_AWAY
 
     serve(session.out.progress, session.stop)
@@ -168,8 +168,10 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         try:
             with _heartbeats(server):
                 state = two_stage_backup(block, **night.arguments, **options, return_state=True)
-        except TerminationSignal as stopped:
-            # Between two flows' bodies a signal is Prefect's, and it raises at once.
+        except (TerminationSignal, Abort) as stopped:
+            # Between two flows' bodies a signal is Prefect's, and it raises at once; so does the server's word that the
+            # run was cancelled there.
+            CANCEL.check()
             raise Cancelled("stopped") from stopped
         except SERVER_AWAY as away:
             session.server_is_gone = True
@@ -178,6 +180,7 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
             session.out.say("the Prefect server is gone: its UI does not know how this ended, our records do")
         else:
             cancel.check()
+            CANCEL.check()
             error = None if state.is_completed() else _own_error(state)
             if error is not None:
                 errors.append(error)

@@ -153,6 +153,7 @@ catalog = {_toml(str(places.catalog))}
 timezone = {_toml(machine.timezone)}
 # restore_roots = ["/restore"]         # where restores asked for in the Prefect UI may write
 # restore_overwrite = true             # and that they may replace files that are there and older
+# single_user = true                   # nobody else uses this machine: Prefect on loopback needs no auth string
 # log = "summary"                      # full | summary | none
 
 [cluster]

@@ -3,6 +3,9 @@
 ``backup`` needs a server to show and retry the night. It takes the one that PREFECT_API_URL names if that
 answers, else the site's own background server, which it starts when it is not there. The server is found
 through a note in the site's state folder; the note is only believed when the server answers.
+
+The site's own server asks everybody for its auth string, a random one that lies in the state folder: each user of
+the machine reaches loopback, and whoever can write to the API commands the workers.
 """
 
 from __future__ import annotations
@@ -10,23 +13,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from nightferry.errors import PrefectRequired
-
-ANSWER_S = 3.0
-"""How long a server may take to answer before it counts as away."""
+from nightferry.ops.prefect_api import accepts, answers
 
 START_S = 90.0
 """How long our own server may take to start: its first start makes its database."""
@@ -42,6 +42,13 @@ QUIET = {
 """Nothing leaves the machine, and no server is ever made in passing."""
 
 
+AUTH_FILE = "auth"
+"""Below the state folder: the auth string of the site's own server, which is also the UI's password."""
+
+CLIENT_FILE = "client.env"
+"""Below the state folder: what a worker needs in its environment to reach the site's own server."""
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A running server. ``own`` is true for the site's background server."""
@@ -50,6 +57,18 @@ class Server:
     pid: int
     own: bool
     started: bool = False
+    folder: Path | None = None
+    """The state folder of the site's own server."""
+
+    @property
+    def auth_file(self) -> Path | None:
+        """Where the auth string of the site's own server lies; None for any other server's."""
+        return self.folder / AUTH_FILE if self.folder is not None else None
+
+    @property
+    def client_file(self) -> Path | None:
+        """What a shell or a unit reads before it starts a worker; None for any other server's."""
+        return self.folder / CLIENT_FILE if self.folder is not None else None
 
     @property
     def ui(self) -> str:
@@ -79,34 +98,6 @@ def state_folder(site_name: str, site_path: Path) -> Path:
     return folder
 
 
-def answers(url: str, timeout_s: float = ANSWER_S) -> bool:
-    """Whether a Prefect API answers its health question there."""
-    if not url.startswith(("http://", "https://")):
-        return False
-    request = urllib.request.Request(url.rstrip("/") + "/health", headers=_authorization())  # noqa: S310 - http(s) only
-    host = urllib.parse.urlsplit(url).hostname or ""
-    # A proxy that the environment names leads away from this machine.
-    proxies: dict[str, str] | None = {} if host == "localhost" or host.startswith("127.") else None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
-    try:
-        with opener.open(request, timeout=timeout_s) as reply:
-            return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False
-
-
-def _authorization() -> dict[str, str]:
-    import base64
-
-    key = os.environ.get("PREFECT_API_KEY")
-    if key:
-        return {"Authorization": f"Bearer {key}"}
-    auth = os.environ.get("PREFECT_API_AUTH_STRING")
-    if auth:
-        return {"Authorization": "Basic " + base64.b64encode(auth.encode()).decode()}
-    return {}
-
-
 def use_server(folder: Path, say: Callable[[str], None]) -> Server:
     """A server that answers, with this process's environment set to it. Call it before Prefect is imported.
 
@@ -120,42 +111,87 @@ def use_server(folder: Path, say: Callable[[str], None]) -> Server:
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)
     named = os.environ.get("PREFECT_API_URL", "")
-    if named:
-        if answers(named):
-            return Server(named, 0, own=False)
-        say(f"the Prefect server at {_without_credentials(named)} does not answer; using the site's own")
     with _locked(folder):
         server = find_own(folder)
+        if named and (server is None or named.rstrip("/") != server.url):
+            if answers(named):
+                return Server(named, 0, own=False)
+            say(f"the Prefect server at {_without_credentials(named)} does not answer; using the site's own")
         if server is None:
+            _stop_unguarded(folder, say)
             say("starting the site's own Prefect server; its first start takes a while")
             server = _start(folder)
             say(f"started the site's own Prefect server: {server.ui}")
         elif not named:
             say(f"using the site's own Prefect server: {server.ui}")
     os.environ["PREFECT_API_URL"] = server.url
+    os.environ["PREFECT_API_AUTH_STRING"] = _auth_string(folder)
     os.environ.pop("PREFECT_API_KEY", None)
-    os.environ.pop("PREFECT_API_AUTH_STRING", None)
     return server
 
 
+def authenticate_to_own(folder: Path) -> None:
+    """Where the environment names the site's own server, it gets its auth string too. Before Prefect is imported."""
+    own = find_own(folder)
+    if own is not None and os.environ.get("PREFECT_API_URL", "").rstrip("/") == own.url:
+        os.environ["PREFECT_API_AUTH_STRING"] = _known_auth_string(folder)
+
+
 def find_own(folder: Path) -> Server | None:
-    """The site's background server, if it answers."""
+    """The site's background server, if it answers and knows the site's auth string."""
+    server = _noted(folder)
+    if server is None or not _runs(server):
+        return None
+    auth = _known_auth_string(folder)
+    return server if auth and accepts(server.url, auth) else None
+
+
+def _noted(folder: Path) -> Server | None:
     try:
         note = json.loads((folder / "server.json").read_text())
-        server = Server(str(note["url"]), int(note["pid"]), own=True)
+        return Server(str(note["url"]), int(note["pid"]), own=True, folder=folder)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return server if _runs(server) and answers(server.url) else None
 
 
 def _runs(server: Server) -> bool:
-    """Whether the noted process is that server still: its number and its port may be others' by now."""
+    """Whether the noted process is that server still: its number and its port may be others' by now.
+
+    Only a process of this user counts: nobody else's is shown the auth string.
+    """
+    process = Path(f"/proc/{server.pid}")
     try:
-        words = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
+        words = (process / "cmdline").read_bytes().split(b"\0")
+        owner = process.stat().st_uid
     except OSError:
         return False
     port = str(urllib.parse.urlsplit(server.url).port).encode()
-    return b"prefect" in words and port in words
+    return owner == os.geteuid() and b"prefect" in words and port in words
+
+
+def _stop_unguarded(folder: Path, say: Callable[[str], None]) -> None:
+    """Ends a server of an earlier release, which lets in every user of the machine."""
+    server = _noted(folder)
+    if server is not None and _runs(server) and answers(server.url) and not _known_auth_string(folder):
+        say("the site's own Prefect server asks nobody who they are: starting it again with an auth string")
+        _end(server)
+
+
+def _known_auth_string(folder: Path) -> str:
+    """The auth string of the site's own server; empty before the first start."""
+    try:
+        return (folder / AUTH_FILE).read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _auth_string(folder: Path) -> str:
+    """The auth string, made on the first call. Call it under the lock."""
+    known = _known_auth_string(folder)
+    if not known:
+        known = f"nightferry:{secrets.token_hex(24)}"
+        write_private(folder / AUTH_FILE, known + "\n")
+    return known
 
 
 def stop_own(folder: Path, patience_s: float = 20.0) -> bool:
@@ -168,24 +204,34 @@ def stop_own(folder: Path, patience_s: float = 20.0) -> bool:
         server = find_own(folder)
         if server is None:
             return False
-        os.kill(server.pid, signal.SIGTERM)
-        deadline = time.monotonic() + patience_s
-        while _lives(server.pid):
-            if time.monotonic() > deadline:
-                raise PrefectRequired(
-                    f"the Prefect server (process {server.pid}) does not end", hint="look at its log"
-                )
-            time.sleep(0.1)
+        _end(server, patience_s)
         return True
+
+
+def _end(server: Server, patience_s: float = 20.0) -> None:
+    os.kill(server.pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while _lives(server.pid):
+        if time.monotonic() > deadline:
+            raise PrefectRequired(
+                f"the Prefect server (process {server.pid}) does not end", hint="look at its log"
+            )
+        time.sleep(0.1)
 
 
 def _start(folder: Path) -> Server:
     port = _port_of_before(folder)
     url = f"http://127.0.0.1:{port}/api"
+    auth = _auth_string(folder)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    environment |= QUIET | {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": url}
+    environment |= QUIET | {
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_API_AUTH_STRING": auth,
+    }
     log = folder / "server.log"
-    with log.open("ab") as out:
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as out:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter
             [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
             stdin=subprocess.DEVNULL,
@@ -196,18 +242,26 @@ def _start(folder: Path) -> Server:
             start_new_session=True,
         )
     deadline = time.monotonic() + START_S
-    while not answers(url, 1.0):
+    while not accepts(url, auth, 1.0):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             raise PrefectRequired(
                 "the site's own Prefect server does not start", hint=f"see {log}", subject=str(folder)
             )
         time.sleep(0.1)
-    note = folder / "server.json"
-    partial = note.with_suffix(".partial")
-    partial.write_text(json.dumps({"url": url, "pid": process.pid}))
-    partial.replace(note)
-    return Server(url, process.pid, own=True, started=True)
+    write_private(folder / CLIENT_FILE, f"PREFECT_API_URL={url}\nPREFECT_API_AUTH_STRING={auth}\n")
+    write_private(folder / "server.json", json.dumps({"url": url, "pid": process.pid}))
+    return Server(url, process.pid, own=True, started=True, folder=folder)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only this user can read, whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as file:
+        file.write(text)
+    partial.replace(path)
 
 
 @contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from nightferry.cli.prefect_server import answers, find_own, state_folder, stop_own, use_server
+from nightferry.cli.prefect_server import find_own, state_folder, stop_own, use_server
 from nightferry.cli.session import current
+from nightferry.ops.prefect_api import answers
 
 app = App(name="server", help="The site's own background Prefect server.")
 
@@ -20,12 +21,18 @@ def status() -> int:
     named = os.environ.get("PREFECT_API_URL", "")
     own = find_own(state_folder(loaded.site.name, loaded.path))
     url = named if named and answers(named) else own.url if own else ""
+    is_own = own is not None and own.url == url
     document = {
         "url": url or None,
         "ui": url.removesuffix("/api") or None,
-        "own": bool(own and own.url == url),
+        "own": is_own,
+        "auth_file": str(own.auth_file) if own is not None and is_own else None,
+        "client_file": str(own.client_file) if own is not None and is_own else None,
     }
-    session.out.result(document, f"Prefect UI: {document['ui']}" if url else "no Prefect server answers")
+    shown = [f"Prefect UI: {document['ui']}" if url else "no Prefect server answers"]
+    if document["auth_file"]:
+        shown.append(f"its password: the line in {document['auth_file']}")
+    session.out.result(document, *shown)
     return 0 if url else 70
 
 
@@ -35,7 +42,13 @@ def start() -> None:
     session = current()
     loaded = session.load_site()
     server = use_server(state_folder(loaded.site.name, loaded.path), session.out.say)
-    session.out.result({"url": server.url, "ui": server.ui}, f"Prefect UI: {server.ui}")
+    document = {
+        "url": server.url,
+        "ui": server.ui,
+        "auth_file": str(server.auth_file) if server.auth_file else None,
+        "client_file": str(server.client_file) if server.client_file else None,
+    }
+    session.out.result(document, f"Prefect UI: {server.ui}")
 
 
 @app.command

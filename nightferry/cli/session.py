@@ -6,6 +6,7 @@ import signal
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -47,8 +48,9 @@ class Session:
         from nightferry.model.load import load_site
         from nightferry.model.secrets import use_blocks
 
-        use_blocks(_read_block)
-        return load_site(self.site_path)
+        loaded = load_site(self.site_path)
+        use_blocks(partial(_read_block, loaded))
+        return loaded
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """The handler of SIGINT and SIGTERM."""
@@ -63,7 +65,10 @@ class Session:
         self.out.say_now("stopping at the next chunk; once more stops at once")
 
 
-def _read_block(name: str) -> str:
+def _read_block(loaded: LoadedSite, name: str) -> str:
+    from nightferry.cli.prefect_server import authenticate_to_own, state_folder
+
+    authenticate_to_own(state_folder(loaded.site.name, loaded.path))
     from blocks.secret import read_block
 
     return read_block(name)

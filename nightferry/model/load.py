@@ -24,7 +24,9 @@ from nightferry.model.site import Site
 from nightferry.model.toml_lines import Path as KeyPath
 from nightferry.model.toml_lines import TomlLines
 
-SEARCHED = (Path("nightferry.toml"), Path("/etc/nightferry/nightferry.toml"))
+SYSTEM_SITE = Path("/etc/nightferry/nightferry.toml")
+"""A machine's own site file."""
+SEARCHED = (Path("nightferry.toml"), SYSTEM_SITE)
 MAX_BYTES = 4 << 20
 _WORD = re.compile(r"\w+")
 
@@ -67,7 +69,7 @@ def load_site(path: Path | None = None) -> LoadedSite:
         ConfigError: there is none, others can write it, or it is not as it must be.
     """
     found = find_site(path)
-    text = _read_trusted(found)
+    text = read_trusted(found)
     return LoadedSite(parse_site(text, str(found)), found.resolve(), text, site_digest(text))
 
 
@@ -220,31 +222,39 @@ def _file_path(loc: tuple[int | str, ...], raw: dict[str, Any]) -> KeyPath:
     return tuple(path)
 
 
-def _read_trusted(path: Path) -> str:
-    """Reads the file by one descriptor, so that what was judged is what is read.
+def read_trusted(path: Path, what: str = "the site file") -> str:
+    """Reads a file that nobody but root and the caller can write, by one descriptor: what was judged is what is read.
+
+    Args:
+        path: A regular file.
+        what: What to call it in errors.
 
     Raises:
-        ConfigError: it is not there, cannot be read, or others than root and the caller can write it.
+        ConfigError: it is not there, not a file, cannot be read, or others than root and the caller can write it.
     """
     try:
         real = path.resolve(strict=True)
-        with real.open("rb") as file:
-            _refuse_writable(os.fstat(file.fileno()), real, "the site file")
-            _refuse_writable(real.parent.stat(), real.parent, "the site file's folder")
+        # A FIFO without a writer would wait for ever.
+        with open(os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{what} {path} is not a regular file", subject=str(path))
+            _refuse_writable(status, real, what)
+            _refuse_writable(real.parent.stat(), real.parent, f"{what}'s folder")
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"cannot read the site file {path}: {error.strerror}",
+            f"cannot read {what} {path}: {error.strerror}",
             hint="name another with --site, or write one with `nightferry init`",
             subject=str(path),
         ) from error
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"the site file {path} is larger than {MAX_BYTES >> 20} MiB", subject=str(path))
+        raise ConfigError(f"{what} {path} is larger than {MAX_BYTES >> 20} MiB", subject=str(path))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"the site file {path} is not UTF-8 at line {line}", subject=str(path)) from None
+        raise ConfigError(f"{what} {path} is not UTF-8 at line {line}", subject=str(path)) from None
 
 
 def _refuse_writable(status: os.stat_result, path: Path, what: str) -> None:

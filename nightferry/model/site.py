@@ -63,6 +63,8 @@ class SiteSection(Section):
     """Where restores asked for in the Prefect UI may write."""
     restore_overwrite: Annotated[bool, Field(strict=True)] = False
     """Whether restores asked for in the Prefect UI may replace files that are there and older."""
+    single_user: Annotated[bool, Field(strict=True)] = False
+    """Nobody else uses the machine: a Prefect server on loopback may let in whoever reaches it."""
     log: Literal["full", "summary", "none"] = "summary"
     """How much a run's log says of each file: every one, only those that are not whole, nothing."""
 

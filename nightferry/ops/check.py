@@ -15,6 +15,7 @@ from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.ops import surroundings
 from nightferry.ops.move import placement
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.prefect_api import prefect_api
 from nightferry.ops.room import free_room, may_free
 from nightferry.plan.layout import Layout
 from nightferry.units import format_size
@@ -50,7 +51,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *_retention(opened),
             *_restore_roots(opened),
             *surroundings.packages(),
-            *surroundings.prefect_api(),
+            *prefect_api(opened.site.site.single_user),
         ]
 
 

@@ -1,14 +1,13 @@
-"""What `check` looks at around the site: the machine's clock, the packages Python finds, the Prefect API."""
+"""What `check` looks at around the site: the machine's clock, the packages Python finds, the hooks' programs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import nightferry
 from nightferry.model.findings import Finding
@@ -66,22 +65,3 @@ def hooks(opened: OpenSite) -> Iterator[Finding]:
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o002:
             text = f"hook {hook.name}: others can write {program}"
             yield Finding("NF-HOOK-002", "fail", text, f"`chown root {program}`, `chmod o-w {program}`")
-
-
-def prefect_api(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Whoever can write to the Prefect API commands the workers."""
-    url = environment.get("PREFECT_API_URL", "")
-    keys = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
-    if is_beyond_loopback(url) and not any(environment.get(key) for key in keys):
-        yield Finding(
-            "NF-PREFECT-001",
-            "fail",
-            f"the Prefect API at {urlsplit(url).hostname} is not on loopback, and no key or auth string is set",
-            "whoever reaches it commands the workers: set PREFECT_API_AUTH_STRING or PREFECT_API_KEY",
-        )
-
-
-def is_beyond_loopback(url: str) -> bool:
-    """Whether other machines reach what answers at this URL; no URL is none."""
-    host = urlsplit(url).hostname or ""
-    return bool(host) and not (host in ("localhost", "::1") or host.startswith("127."))

@@ -27,8 +27,11 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
             patch.setenv(name, value)
         server = use_server(folder, lambda text: None)
         patch.setenv("PREFECT_API_URL", server.url)
+        auth = server.auth_file.read_text().strip()
+        patch.setenv("PREFECT_API_AUTH_STRING", auth)
 
         from prefect.settings import (
+            PREFECT_API_AUTH_STRING,
             PREFECT_API_URL,
             PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
             PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
@@ -37,6 +40,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 
         settings = {
             PREFECT_API_URL: server.url,
+            PREFECT_API_AUTH_STRING: auth,
             PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
             PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False,
         }

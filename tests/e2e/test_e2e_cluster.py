@@ -36,7 +36,9 @@ def placed(pacemaker: PacemakerServer, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def site(placed: PlacedCluster, tmp_path) -> ClusterSite:
     placed.server.reset()
-    return ClusterSite(placed.server, tmp_path, staging=SLOW, docs_mib=16)
+    site = ClusterSite(placed.server, tmp_path, staging=SLOW, docs_mib=16)
+    placed.allow(site)
+    return site
 
 
 def test_a_night_follows_the_disk_and_outlives_its_coordinator(placed, site):

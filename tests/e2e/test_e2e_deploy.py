@@ -156,16 +156,20 @@ def test_a_foreign_package_called_flows_is_refused(prefect_server, site):
     assert f"the package flows is {site.here}/flows/__init__.py, not nightferry's" in done.stderr
 
 
-def test_an_api_that_everybody_reaches_and_nobody_guards_is_refused(monkeypatch):
+def test_an_api_that_everybody_reaches_and_nobody_guards_is_refused(site):
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     from deployments.apply import require_guarded_api
+    from nightferry.model.load import load_site
 
-    with temporary_settings({PREFECT_API_URL: "http://prefect.example:4200/api"}):
+    model = load_site(site.path).site
+    with temporary_settings(
+        {PREFECT_API_URL: "http://prefect.example:4200/api", PREFECT_API_AUTH_STRING: None}
+    ):
         with pytest.raises(ConfigError, match="not on loopback"):
-            require_guarded_api()
+            require_guarded_api(model)
         with temporary_settings({PREFECT_API_AUTH_STRING: "admin:for-a-test"}):
-            require_guarded_api()
+            require_guarded_api(model)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +180,11 @@ def worker(deployed, tmp_path_factory):
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "worker", "start", "--pool", "nightferry-tex"],
         cwd=folder,
-        env=environment(PREFECT_WORKER_QUERY_SECONDS="1", PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="INFO"),
+        env=environment(
+            NIGHTFERRY_SITE=str(deployed[0].path),
+            PREFECT_WORKER_QUERY_SECONDS="1",
+            PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="INFO",
+        ),
         stdout=log,
         stderr=log,
         # Whoever runs the tests in the background has SIGINT ignored, which children inherit; Prefect's worker

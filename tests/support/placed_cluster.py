@@ -46,6 +46,12 @@ class PlacedCluster:
         (folder / "sitecustomize.py").write_text(_AHEAD.format(minutes=minutes))
         self._paths[node] = f"{folder}:"
 
+    def allow(self, site: ClusterSite) -> None:
+        """The nodes' own site file is this one from now on; no other is run by their workers."""
+        link = self.home / "nightferry.toml"
+        link.unlink(missing_ok=True)
+        link.symlink_to(site.file)
+
     def environment(self, node: str) -> list[str]:
         """What a process on a node is started with."""
         given = QUIET | {
@@ -53,6 +59,7 @@ class PlacedCluster:
             "PREFECT_API_URL": URL,
             "PREFECT_API_AUTH_STRING": AUTH,
             "PREFECT_HOME": str(self.home / node),
+            "NIGHTFERRY_SITE": str(self.home / "nightferry.toml"),
             "NIGHTFERRY_STATE": str(self.home / node),
             "NIGHTFERRY_NO_DELAYS": "1",
             "PREFECT_WORKER_QUERY_SECONDS": "1",

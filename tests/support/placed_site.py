@@ -78,6 +78,7 @@ class PlacedSite(NightSite):
                 cwd=folder,
                 env=environment(
                     NIGHTFERRY_NODE=node,
+                    NIGHTFERRY_SITE=str(self.path),
                     PYTHONPATH=self.fault.path,
                     PREFECT_WORKER_QUERY_SECONDS="1",
                     PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL="INFO",

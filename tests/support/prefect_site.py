@@ -134,9 +134,12 @@ def ask(path: str, body: object = None, *, method: str = "POST", server: str = "
     import httpx
 
     url = (server or os.environ["PREFECT_API_URL"]) + path
+    auth = tuple(os.environ.get("PREFECT_API_AUTH_STRING", ":").split(":", 1))
 
     def answered() -> httpx.Response | None:
-        reply = httpx.request(method, url, json=None if method == "GET" else body or {}, timeout=20)
+        reply = httpx.request(
+            method, url, json=None if method == "GET" else body or {}, auth=auth, timeout=20
+        )
         # Its database is locked by another writer: the server asks for another try.
         return None if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE else reply
 

@@ -28,24 +28,6 @@ def test_a_foreign_package_in_the_place_of_ours_is_a_failure(origin: str | None)
     assert (origin is None) == ("not there" in found.text)
 
 
-@pytest.mark.parametrize(
-    ("environment", "fails"),
-    [
-        ({}, False),
-        ({"PREFECT_API_URL": "http://127.0.0.1:4200/api"}, False),
-        ({"PREFECT_API_URL": "http://[::1]:4200/api"}, False),
-        ({"PREFECT_API_URL": "http://backup.example.org:4200/api"}, True),
-        ({"PREFECT_API_URL": "http://0.0.0.0:4200/api"}, True),
-        ({"PREFECT_API_URL": "http://10.0.0.1:4200/api", "PREFECT_API_AUTH_STRING": "a:b"}, False),
-        ({"PREFECT_API_URL": "https://10.0.0.1/api", "PREFECT_API_KEY": "k"}, False),
-    ],
-)
-def test_an_open_prefect_api_beyond_loopback_is_a_failure(environment: dict[str, str], fails: bool) -> None:
-    found = list(surroundings.prefect_api(environment))
-    assert [f.id for f in found] == ["NF-PREFECT-001"] * fails
-    assert not any("a:b" in f.text for f in found)
-
-
 @pytest.mark.parametrize(("behind", "fails"), [(timedelta(minutes=1), False), (timedelta(hours=2), True)])
 def test_a_clock_behind_the_catalog_is_a_failure(tmp_path: Path, behind: timedelta, fails: bool) -> None:
     site = build_site(tmp_path / "site")
