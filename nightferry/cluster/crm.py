@@ -146,6 +146,8 @@ class Configured:
     """(resource, the one it must be with), mandatory colocations."""
     order: tuple[tuple[str, str], ...]
     """(first, then), mandatory orders."""
+    default_timeout: str = ""
+    """Of operations that name none; empty when the CIB does not say."""
 
     def pins_of(self, group: CrmGroup) -> tuple[Pin, ...]:
         names = {group.name, *(m.name for m in group.members)}
@@ -239,6 +241,7 @@ def read_cib(xml: bytes) -> Configured:
         preferences=tuple(pin for pin in locations if not pin.id.startswith("cli-")),
         together=_couples(constraints, "rsc_colocation", "rsc", "with-rsc"),
         order=_couples(constraints, "rsc_order", "first", "then"),
+        default_timeout=_pairs(configuration.find("op_defaults"), "meta_attributes").get("timeout", ""),
     )
 
 

@@ -1,8 +1,9 @@
 """What the `nightferry-reader` agent asks of a process: to close its files when their group is stopped here.
 
 The agent is a member of each resource group (nightferry/cluster/ocf). While it is started, the file ``here`` lies in
-``/run/nightferry/<group>``, and whoever works on the group's disks keeps a lease beside it. Where that folder is
-missing, the cluster has no such agent on this node, and nothing is registered.
+``/run/nightferry/<group>``, and whoever opens files on the group's disks keeps a lease beside it: a process for
+itself, and one for each program that it runs there. Where that folder is missing, the cluster has no such agent on
+this node, and nothing is registered.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def install_agent(agents: Path = OCF_AGENTS) -> Path:
 
 @contextmanager
 def working_on(
-    groups: Sequence[str], cancel: Cancel, *, if_here: bool = False, folder: Path = RUN_FOLDER
+    groups: Sequence[str], cancel: Cancel, *, if_here: bool = False, folder: Path | None = None
 ) -> Iterator[Cancel]:
     """Registers work on the disks of resource groups; gives what the work must look at to know when to stop.
 
@@ -66,17 +67,12 @@ def working_on(
     Raises:
         GroupStopping: a group is being stopped on this node, before the block or while it ran.
     """
-    needed = "here" if if_here else ""
-    watched = [name for name in dict.fromkeys(groups) if (folder / name / needed).exists()]
-    if not watched:
-        yield cancel
-        return
-    ended = threading.Event()
-    with ExitStack() as stack, cancel.narrower() as narrower:
-        for name in watched:
-            stack.enter_context(_lease(folder / name))
-        # Looked at after the leases lie there: the agent removes `here` before it looks for leases.
-        _require_here(folder, watched)
+    folder = folder or RUN_FOLDER
+    with registered(groups, if_here=if_here, folder=folder) as watched, cancel.narrower() as narrower:
+        if not watched:
+            yield cancel
+            return
+        ended = threading.Event()
         watcher = threading.Thread(
             target=_watch, args=(folder, watched, narrower, ended), name="reader agent", daemon=True
         )
@@ -90,6 +86,63 @@ def working_on(
         finally:
             ended.set()
             watcher.join()
+
+
+@contextmanager
+def registered(
+    groups: Sequence[str], *, if_here: bool = False, folder: Path | None = None
+) -> Iterator[tuple[str, ...]]:
+    """As ``working_on``, for a block that opens files for a moment only and is not worth stopping; gives the groups
+    that have an agent here.
+
+    Raises:
+        GroupStopping: a group is being stopped on this node, or is not on it.
+    """
+    folder = folder or RUN_FOLDER
+    needed = "here" if if_here else ""
+    names = tuple(name for name in dict.fromkeys(groups) if (folder / name / needed).exists())
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_lease(folder / name, os.getpid()))
+        # Looked at after the leases lie there: the agent removes `here` before it looks for leases.
+        _require_here(folder, names)
+        yield names
+
+
+@contextmanager
+def program_on(groups: Sequence[str], pid: int, *, folder: Path | None = None) -> Iterator[None]:
+    """Registers a program with a session of its own, and all in that session, beside the process that runs it.
+
+    The agent ends them too, also when that process was killed before it could.
+
+    Args:
+        groups: The resource groups on whose disks the program may open files; those that are not here do not count.
+        pid: The program, which leads its session.
+        folder: Where the agents look.
+    """
+    with _leases(groups, pid, ".session", folder or RUN_FOLDER):
+        yield
+
+
+@contextmanager
+def process_on(groups: Sequence[str], pid: int, *, folder: Path | None = None) -> Iterator[None]:
+    """As ``program_on``, of one process alone."""
+    with _leases(groups, pid, "", folder or RUN_FOLDER):
+        yield
+
+
+@contextmanager
+def _leases(groups: Sequence[str], pid: int, kind: str, folder: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in dict.fromkeys(groups):
+            if (folder / name / "here").exists():
+                stack.enter_context(_lease(folder / name, pid, kind))
+        yield
+
+
+def groups_here(folder: Path | None = None) -> list[str]:
+    """The resource groups whose reader agents are started on this node."""
+    return sorted(path.parent.name for path in (folder or RUN_FOLDER).glob("*/here"))
 
 
 def _watch(folder: Path, groups: Sequence[str], cancel: Cancel, ended: threading.Event) -> None:
@@ -107,12 +160,22 @@ def _require_here(folder: Path, groups: Sequence[str]) -> None:
 
 
 @contextmanager
-def _lease(folder: Path) -> Iterator[None]:
-    # A pid alone may be another process's by the time the agent looks.
-    began = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    path = folder / f"{os.getpid()}.{began}.{secrets.token_hex(6)}.lease"
-    path.touch(mode=0o600, exist_ok=False)
+def _lease(folder: Path, pid: int, kind: str = "") -> Iterator[None]:
     try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except FileNotFoundError:
+        # A program that has ended already.
+        yield
+        return
+    # A pid alone may be another process's by the time the agent looks.
+    process = f"{pid}.{stat.rpartition(')')[2].split()[19]}"
+    name = f"{process}.{secrets.token_hex(6)}{kind}"
+    draft, path = folder / f".{name}", folder / f"{name}.lease"
+    try:
+        draft.touch(mode=0o600, exist_ok=False)
+        draft.write_text(f"{process}\n")
+        draft.rename(path)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        for each in (draft, path):
+            each.unlink(missing_ok=True)

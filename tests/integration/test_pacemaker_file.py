@@ -277,8 +277,23 @@ FINDINGS = {
         "fail",
     ),
     "a reader agent without time to stop": (
-        lambda crm: crm.edit(
-            ".//primitive[@id='mail1-reader']/operations/op[@name='stop']", timeout="5000ms"
+        lambda crm: crm.edit(".//primitive[@id='mail1-reader']/operations/op[@name='stop']", timeout="19s"),
+        "NF-CLUSTER-029",
+        "fail",
+    ),
+    "a reader agent with as little time to stop as every operation has": (
+        lambda crm: (
+            crm.tool("cibadmin", "--delete", "--xpath", "//primitive[@id='mail1-reader']//op[@name='stop']"),
+            crm.tool(
+                "cibadmin",
+                "--modify",
+                "--allow-create",
+                "--scope",
+                "op_defaults",
+                "--xml-text",
+                '<op_defaults><meta_attributes id="d"><nvpair id="d-t" name="timeout" value="15s"/>'
+                "</meta_attributes></op_defaults>",
+            ),
         ),
         "NF-CLUSTER-029",
         "fail",

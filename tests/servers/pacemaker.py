@@ -150,6 +150,7 @@ class PacemakerServer:
     fencing_answers: bool = True
     _holders: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _devices: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _cut: set[str] = field(default_factory=set)
     _ended: threading.Event = field(default_factory=threading.Event)
 
     # -- nodes ---------------------------------------------------------------------------------
@@ -182,17 +183,27 @@ class PacemakerServer:
 
     def cut(self, node: str) -> None:
         """Unplugs the node's network."""
+        self._cut.add(node)
         self._link(node, "down")
 
     def heal(self, node: str) -> None:
-        """Plugs it in again, and has every node ask anew where the others are: what it last heard was "nowhere"."""
+        """Plugs one node in again, or boots it if it was fenced meanwhile, and waits until it takes part and every
+        group is started.
+
+        One node at a time: of three one-node partitions that merge at once, each with a coordinator of its own,
+        one coordinator may still write ``expected=down`` for a node that another has let join, and that node then
+        takes nothing for ever (Pacemaker 2.1.5).
+        """
+        if not self.is_up(node):
+            self.boot(node)
+            return
         self._link(node, "up")
-        for each in NODES:
-            if self.is_up(each):
-                self.run(each, "ip", "neigh", "flush", "all")
+        self._cut.discard(node)
+        self.until_joined(node)
 
     def kill(self, node: str) -> None:
-        """Powers the node off."""
+        """Powers the node off. Its cable is plugged in when it boots."""
+        self._cut.discard(node)
         holder = self._holders.pop(node)
         with suppress(ProcessLookupError, IndexError):
             os.kill(self._child(holder), signal.SIGKILL)
@@ -203,8 +214,19 @@ class PacemakerServer:
         return node in self._holders
 
     def boot(self, node: str) -> None:
-        """Starts a node that is off; it joins by itself."""
+        """Starts one node that is off, and waits until it takes part and every group is started: see ``heal``. A
+        request to fence it that is still open would kill it again."""
         self._boot(node)
+        self.until_joined(node)
+
+    def until_joined(self, node: str) -> None:
+        """Waits until a node takes part in a cluster with quorum whose groups are all started."""
+        self.until(
+            lambda seen: (
+                self.is_up(node) and node in seen.online and _is_settled(seen) and self._takes_part(node)
+            ),
+            f"{node} takes part and every group is started",
+        )
 
     # -- what is to be seen ----------------------------------------------------------------------
 
@@ -266,9 +288,7 @@ class PacemakerServer:
     def reset(self) -> None:
         """Everything up, whole and on the active node, whatever a test did."""
         self.fencing_answers = True
-        for node in filter(self.is_up, NODES):
-            self.heal(node)
-        self.until(self._all_online, "every node is online")
+        self._make_whole()
         for node in NODES:
             self.run(node, "crm_attribute", "--node", node, "--name", "standby", "--delete")
         for group in GROUPS:
@@ -289,17 +309,25 @@ class PacemakerServer:
                 self.run(ACTIVE, "crm_resource", "--clear", "--resource", group)
         self.fenced.clear()
 
-    def _all_online(self, seen: Look) -> bool:
-        for node in NODES:
-            # Off before, or fenced only now. Back too early it would hear that it is dead, and go away again.
-            if not self.is_up(node) and node not in seen.online | seen.unclean:
-                self.boot(node)
-        # Others do not yet know of a node that has just gone: each must say itself that it takes part.
-        return (
-            seen.online == set(NODES)
-            and not seen.unclean
-            and all(self.is_up(node) and self._takes_part(node) for node in NODES)
-        )
+    def _make_whole(self) -> None:
+        """Every node up and in one cluster, one after the other."""
+        for node in sorted(filter(self.is_up, self._cut)):
+            self.heal(node)
+
+        def is_whole(seen: Look) -> bool:
+            for node in NODES:
+                # Off before, or fenced only now. Back too early it would hear that it is dead, and go away again.
+                if not self.is_up(node) and node not in seen.online | seen.unclean:
+                    self.boot(node)
+                    return False
+            # Others do not yet know of a node that has just gone: each must say itself that it takes part.
+            return (
+                seen.online == set(NODES)
+                and not seen.unclean
+                and all(self.is_up(node) and self._takes_part(node) for node in NODES)
+            )
+
+        self.until(is_whole, "every node is online")
 
     def _takes_part(self, node: str) -> bool:
         answer = self.run(node, "crm_mon", "-1", "--output-as=xml")

@@ -1,13 +1,15 @@
 """Other programs: their environment, their deadline, their children."""
 
 import os
+import resource
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from nightferry.cluster.run import run_program
+from nightferry.cluster.run import MOST_OUTPUT_BYTES, run_program
 from nightferry.errors import Cancelled, ClusterError, ConfigError
 from nightferry.progress import Cancel
 
@@ -27,7 +29,7 @@ def test_a_program_that_says_nothing_is_known_by_its_exit_status():
 def test_only_a_clean_environment_reaches_the_program(monkeypatch):
     monkeypatch.setenv("CIB_file", "/elsewhere")
     seen = run_program(["/usr/bin/env"], deadline_s=10, env={"GIVEN": "1"}).stdout.decode().splitlines()
-    assert sorted(line.split("=")[0] for line in seen) == ["GIVEN", "LC_ALL", "PATH"]
+    assert sorted(line.split("=")[0] for line in seen) == ["GIVEN", "LC_ALL", "NIGHTFERRY_PROGRAM", "PATH"]
 
 
 def test_a_relative_program_is_refused():
@@ -82,3 +84,72 @@ def test_much_output_passes(tmp_path):
 
 def test_a_program_that_asks_gets_no_answer():
     assert run_program(["/bin/cat"], deadline_s=30).stdout == b""
+
+
+def test_a_child_that_keeps_the_output_open_does_not_turn_success_into_failure(tmp_path):
+    pid = tmp_path / "pid"
+    ended = run_program([SH, "-c", f"echo done; sleep 60 & echo $! > {pid}"], deadline_s=20)
+    assert (ended.code, ended.stdout) == (0, b"done\n")
+    _until(lambda: _gone(int(pid.read_text())))
+
+
+@pytest.mark.parametrize("how", ["deadline", "end", "cancel"])
+def test_children_in_sessions_of_their_own_end_with_the_program(tmp_path, how):
+    pids = tmp_path / "pids"
+    hidden = f"setsid sh -c 'setsid sleep 61 & echo $! >> {pids}; echo $$ >> {pids}; exec sleep 60' &"
+    waits = "" if how == "end" else "sleep 60"
+    cancel = Cancel()
+
+    def stop():
+        _until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        cancel.set("enough")
+
+    line = f"{hidden} while [ $(wc -l < {pids} 2> /dev/null || echo 0) -lt 2 ]; do :; done; {waits}"
+    if how == "end":
+        assert run_program([SH, "-c", line], deadline_s=30).code == 0
+    elif how == "deadline":
+        with pytest.raises(ClusterError, match="did not end within 2 s and was killed"):
+            run_program([SH, "-c", line], deadline_s=2)
+    else:
+        threading.Thread(target=stop).start()
+        with pytest.raises(Cancelled):
+            run_program([SH, "-c", line], deadline_s=30, cancel=cancel)
+    found = [int(pid) for pid in pids.read_text().split()]
+    assert len(found) == 2
+    _until(lambda: all(map(_gone, found)))
+
+
+def test_output_without_end_takes_no_more_memory_than_is_kept():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ClusterError, match="did not end within 3 s"):
+        run_program(["/usr/bin/yes", "much " * 1000], deadline_s=3)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib << 10 < 4 * MOST_OUTPUT_BYTES
+
+
+def test_what_is_kept_of_too_much_output_is_its_beginning():
+    ended = run_program(["/usr/bin/head", "-c", str(MOST_OUTPUT_BYTES + 12345), "/dev/zero"], deadline_s=30)
+    assert (ended.code, len(ended.stdout)) == (0, MOST_OUTPUT_BYTES)
+
+
+def test_a_stop_that_was_asked_for_before_starts_nothing(tmp_path):
+    cancel = Cancel()
+    cancel.set("enough")
+    with pytest.raises(Cancelled):
+        run_program(["/usr/bin/touch", str(tmp_path / "touched")], deadline_s=30, cancel=cancel)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_program_is_registered_until_all_of_it_has_ended(tmp_path):
+    seen = []
+
+    @contextmanager
+    def registers(pid):
+        assert os.getsid(pid) == pid
+        yield
+        child = int((tmp_path / "pid").read_text())
+        _until(lambda: _gone(child))
+        seen.append(_gone(pid))
+
+    run_program([SH, "-c", f"sleep 60 & echo $! > {tmp_path}/pid"], deadline_s=20, registers=registers)
+    assert seen == [True]
