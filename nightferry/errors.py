@@ -62,6 +62,12 @@ class ImplausibleExpiry(ConfigError):
     default_hint = "look at `nightferry expire --dry-run`; if it is meant so, add --yes --reason TEXT"
 
 
+class OtherSite(ConfigError):
+    """A catalog or a destination that another site has to itself."""
+
+    default_hint = 'give each site a place of its own; docs/operations.md, "Whose place it is"'
+
+
 class SourceError(NightferryError):
     """A store could not be read as it should; what could be read was kept."""
 
@@ -176,6 +182,12 @@ class Retained(NotRemoved):
     """The destination itself keeps a copy from being removed. That is no failure: it was asked to."""
 
     default_hint = "the next `nightferry expire` tries again"
+
+
+class NotOurs(NotRemoved):
+    """Nothing proves that what lies there was written by this site: it is left alone."""
+
+    default_hint = "look at it; what is of no use is removed by hand, and the command run again"
 
 
 class IntegrityError(NightferryError):

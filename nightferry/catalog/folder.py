@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nightferry.errors import CatalogError
-from nightferry.transfer.durable import DRAFT_PREFIX, FILE_MODE, create_file, replace_file, sync_folder
+from nightferry.transfer.durable import FILE_MODE, create_file, is_draft, replace_file, sync_folder
 
 FOLDER_MODE = 0o700
 
@@ -118,7 +118,7 @@ class FolderStorage:
         place = self.path / folder
         with catalog_errors("tidy", place):
             for name in self.names(folder):
-                if name.startswith(DRAFT_PREFIX):
+                if is_draft(name):
                     with contextlib.suppress(FileNotFoundError):
                         if os.stat(place / name).st_mtime < before:
                             os.unlink(place / name)

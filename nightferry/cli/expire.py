@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from nightferry.ops.expire import Expiry
 
+MOST_FOREIGN = 20
+"""What is left alone is shown up to so many lines."""
 FATES = {"locked": "yellow", "failed": "red", "expires": "bold", "expired": "bold"}
 
 
@@ -103,6 +105,11 @@ def shown(done: Expiry) -> list[RenderableType]:
         ]
         columns: list[Column | str] = ["leftover", "at", "what", "untouched since", "error"]
         parts.append(table([*columns, Column("frees", right=True)], rows))
+    if done.foreign:
+        rows = [[row.leftover.path, row.destination, row.why] for row in done.foreign[:MOST_FOREIGN]]
+        parts.append(table(["left alone", "at", "why"], rows))
+        if len(done.foreign) > MOST_FOREIGN:
+            parts.append(f"and {len(done.foreign) - MOST_FOREIGN} more; --json lists them all")
     parts += [f"{name}: {error.message}\n  hint: {error.hint}" for name, error in done.errors.items()]
     gone, all_of_them = len(done.gone), counted(len(done.copies), "copy", "copies")
     verb = "would expire" if done.dry_run else "expired"

@@ -43,6 +43,22 @@ def encoding_of(said: Mapping[str, Any]) -> Encoding:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SiteMark:
+    """A site, told from every other one by its random id: two sites may have one name."""
+
+    site: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"site {self.site} (id {self.id[:8]})"
+
+
+def nobody() -> SiteMark:
+    """The mark of no site: to whom it belongs, nothing at a destination does."""
+    return SiteMark("", "")
+
+
 class Outgoing(Protocol):
     """One image on its way out. Reading it checks every chunk against the chunk table first."""
 
@@ -117,11 +133,13 @@ class Leftover:
     """Something at a destination that belongs to no copy.
 
     ``what``: ``upload`` (parts of an object that was never completed), ``data`` (an image's data in another
-    encoding than its copy's), ``unfinished`` (what a put left that did not come to its end).
+    encoding than its copy's), ``unfinished`` (what a put left that did not come to its end); these are this
+    site's by their first side file. ``foreign``: nothing proves that it is ours, and it is never removed.
     """
 
-    what: Literal["upload", "data", "unfinished"]
+    what: Literal["upload", "data", "unfinished", "foreign"]
     image: str
+    """Empty when it is foreign."""
     path: str
     since: datetime
     """When it was last written to."""
@@ -136,13 +154,14 @@ class Lane(Protocol):
     def name(self) -> str: ...
 
     def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
-        """Writes the image and its side files, whole or not at all.
+        """Writes the image and its side files, whole or not at all; what proves the copy ours comes first.
 
         Calling it again for the same image and epoch after an interruption never leaves two whole copies; a
         leftover of an interrupted epoch is never taken for a whole copy.
 
         Raises:
             DestinationError: with ``retryable`` saying whether another try can help.
+            NotOurs: what lies under the image's name there is not this site's; it was not touched.
             IntegrityError: the staged bytes are damaged; nothing whole was left behind.
             Cancelled: stopped between two chunks.
         """
@@ -179,34 +198,46 @@ class Destination(Protocol):
         """One of ``SIDE_FILES`` of a copy."""
 
     def remove(self, location: Mapping[str, Any]) -> None:
-        """Gives a copy's room back (a tape copy's room comes back when its whole cartridge expires)."""
+        """Gives the room of a copy that was found damaged back (a tape copy's room comes back when its whole
+        cartridge expires)."""
 
     def locked(self, location: Mapping[str, Any]) -> Locked | None:
         """What keeps the copy from being removed now, as far as the key may see it; None: nothing does."""
 
-    def expire(self, location: Mapping[str, Any]) -> str:
+    def expire(self, location: Mapping[str, Any], digest: str) -> str:
         """Removes a copy for good; one that is gone already is fine. The copy's other objects go after its
-        data, so that a crash leaves nothing that looks whole.
+        data, so that a crash leaves nothing that looks whole; what proves them ours goes last. Only objects
+        of a copy are removed: whatever else lies beside them stays.
+
+        Args:
+            location: The copy's.
+            digest: The image's on record: it proves a copy from before there were first side files.
 
         Returns:
             What stays all the same, in words; empty when all its room comes back.
 
         Raises:
             Retained: the destination keeps it, as it was asked to; nothing was removed.
+            NotOurs: nothing proves that what lies there is the copy; nothing was removed.
             NotRemoved: nothing was removed for want of rights.
         """
 
     def leftovers(self, before: datetime) -> Iterator[Leftover]:
-        """What belongs to no copy and was last written to before that time."""
+        """What belongs to no copy and was last written to before that time; and, of whatever age, what is
+        foreign beside the copies."""
 
     def clear(self, leftover: Leftover) -> None:
-        """Removes one of ``leftovers``; gone already is fine."""
+        """Removes one of ``leftovers``; gone already is fine.
+
+        Raises:
+            NotOurs: it is foreign.
+        """
 
     def scan(self) -> Iterator[Found]:
         """Every whole copy here, found from the medium alone."""
 
     def put_catalog(self, name: str, data: bytes) -> None:
-        """Keeps a copy of the catalog; the newest few are kept."""
+        """Keeps a copy of the catalog; of those with such a name the newest few are kept."""
 
     def catalog_copies(self) -> list[str]:
         """Names of the copies of the catalog that are here, those with the latest name first, found from the

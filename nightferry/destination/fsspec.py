@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Found, Leftover, Outgoing, Receipt
+from nightferry.destination.base import (
+    DATA_NAMES,
+    SIDE_FILES,
+    Found,
+    Leftover,
+    Outgoing,
+    Receipt,
+    SiteMark,
+    nobody,
+)
 from nightferry.destination.copies import (
     CATALOGS_KEPT,
     COPY,
@@ -29,14 +38,30 @@ from nightferry.destination.copies import (
     watched,
 )
 from nightferry.destination.drivers import open_driver
-from nightferry.destination.leftovers import Entry, left_in
+from nightferry.destination.leftovers import Entry, foreign, left_in, refuse_foreign
 from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadAt
+from nightferry.destination.ours import (
+    MARKER_BYTES,
+    ORIGIN,
+    Origin,
+    in_order,
+    is_catalog,
+    is_image,
+    is_object,
+    is_partial,
+    is_proved,
+    parse_origin,
+    render_origin,
+    require_free,
+)
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
 from nightferry.errors import (
     IntegrityError,
     MediumDamaged,
     NightferryError,
+    NotInThisRelease,
+    NotOurs,
     Unavailable,
 )
 from nightferry.model.findings import Finding
@@ -79,9 +104,10 @@ class ObjectReader:
 
 
 class FsspecDestination:
-    """See ``Destination``. Objects ``images/<image>/{data,index,chunks,copy.json,meta.json}``.
+    """See ``Destination``. Objects ``images/<image>/{origin.json,data,index,chunks,copy.json,meta.json}``.
 
-    ``copy.json`` says epoch, size, digest and encoding; ``meta.json`` is written last and makes the copy whole.
+    ``origin.json`` is written first and says whose copy it is. ``copy.json`` says epoch, size, digest and
+    encoding. ``meta.json`` is written last and makes the copy whole.
 
     Args:
         name: The destination's name.
@@ -91,6 +117,7 @@ class FsspecDestination:
         holds_copies: Whether copies here are on record. Then what the first of them made must be there, since a
             folder without its disk must not be filled anew; without any the root is made where the folder above
             it is there. None: the root must be there, and is all that is known.
+        mark: This site's.
 
     Raises:
         ConfigError: see ``drivers.open_driver``.
@@ -104,8 +131,10 @@ class FsspecDestination:
         lanes: int = 4,
         options: Mapping[str, Any] | None = None,
         holds_copies: bool | None = None,
+        mark: Callable[[], SiteMark] = nobody,
     ) -> None:
         self._name = name
+        self._mark = mark
         self._objects: Objects
         if url.startswith("file://"):
             self._objects = FolderObjects(name, url.removeprefix("file://"))
@@ -176,26 +205,61 @@ class FsspecDestination:
             if there is not None:
                 return there
         folder = f"images/{image}"
-        self._objects.remove(f"{folder}/{META}")
-        self._objects.remove(folder)
+        mark = self._mark()
+        require_free(
+            self._name, image, epoch, self._read_in(image), self._objects_of(image), mark, outgoing.digest
+        )
+        self._remove(image, but=ORIGIN)
         said = about(image, epoch, outgoing)
         pieces = watched(outgoing, said, progress, cancel)
         files: dict[str, Pieces] = {DATA_NAMES[outgoing.encoding]: pieces, COPY: _as_json(said)}
         files |= {name: [outgoing.side_files[name]] for name in SIDE_FILES if name != META}
         try:
+            self._objects.write(f"{folder}/{ORIGIN}", [render_origin(mark, image, epoch)])
             self._objects.publish(folder, epoch, files, (META, outgoing.side_files[META]))
         except BaseException:
-            self._tidy(folder)
+            self._tidy(image)
             raise
         return receipt_of(said, lane)
 
-    def _tidy(self, folder: str) -> None:
-        """Removes what a failed put wrote; a place that does not answer keeps its leftover for the next put
-        to remove."""
+    def _tidy(self, image: str) -> None:
+        """Removes what a failed put wrote; a place that does not answer keeps it for the next put to remove."""
         try:
-            self._objects.remove(folder)
+            self._remove(image)
         except Unavailable:
             return
+
+    def _read_in(self, image: str) -> Callable[[str], bytes | None]:
+        """Gives small objects of an image's folder by name; None when they are not there, or too long."""
+
+        def read(name: str) -> bytes | None:
+            path = f"images/{image}/{name}"
+            size = self._objects.size(path)
+            return None if size is None or size > MARKER_BYTES else self._objects.read(path)
+
+        return read
+
+    def _origin(self, image: str) -> Origin | None:
+        return parse_origin(image, self._read_in(image)(ORIGIN))
+
+    def _objects_of(self, image: str) -> list[str]:
+        """The objects of a copy in an image's folder, drafts too, in the order in which they are removed."""
+        folder, drafts = f"images/{image}", []
+        names = self._objects.names(folder, hidden=True)
+        for name in filter(is_partial, names):
+            inside = self._objects.names(f"{folder}/{name}", hidden=True)
+            drafts += [f"{name}/{each}" for each in inside if is_object(each)]
+        return drafts + in_order(filter(is_object, names))
+
+    def _remove(self, image: str, *, but: str = "") -> None:
+        """Removes what is a copy's in an image's folder, and the folder when nothing else is in it."""
+        folder = f"images/{image}"
+        for name in self._objects_of(image):
+            if name != but:
+                self._objects.remove(f"{folder}/{name}")
+        for name in filter(is_partial, self._objects.names(folder, hidden=True)):
+            self._objects.remove_empty(f"{folder}/{name}")
+        self._objects.remove_empty(folder)
 
     def _copy_of(self, image: str) -> dict[str, Any] | None:
         """``copy.json`` of a whole copy; None when the image is not here or not whole."""
@@ -232,30 +296,39 @@ class FsspecDestination:
 
     def remove(self, location: Mapping[str, Any]) -> None:
         self._require()
-        folder = f"images/{place_of(location)[0]}"
-        self._objects.remove(f"{folder}/{META}")
-        self._objects.remove(folder)
+        self._remove(place_of(location)[0])
 
     def locked(self, location: Mapping[str, Any]) -> None:
         """A folder locks nothing."""
 
-    def expire(self, location: Mapping[str, Any]) -> str:
-        self.remove(location)
+    def expire(self, location: Mapping[str, Any], digest: str) -> str:
+        self._require()
+        image = place_of(location)[0]
+        if self._objects_of(image) and not is_proved(self._read_in(image), image, self._mark(), digest):
+            raise NotOurs(
+                f"{self._name}: nothing proves that images/{image} is this site's copy", subject=self._name
+            )
+        self._remove(image)
         return ""
 
     def leftovers(self, before: datetime) -> Iterator[Leftover]:
         self._require()
-        for image in self._objects.names("images"):
-            yield from left_in(image, self._copy_of(safe_name(image)), self._entries(image), before)
+        mark = self._mark()
+        for name in self._objects.names("images", hidden=True):
+            path = f"images/{name}"
+            if not is_image(name) or not self._objects.is_folder(path):
+                yield foreign(self._entry(path))
+                continue
+            entries = [self._entry(f"{path}/{each}") for each in self._objects_of(name)]
+            with suppress(NotInThisRelease):  # a whole copy, of a newer release
+                said = self._copy_of(name)
+                yield from left_in(name, said, self._origin(name), mark, entries, before)
+            for each in self._objects.names(path, hidden=True):
+                if not is_object(each) and not is_partial(each):
+                    yield foreign(self._entry(f"{path}/{each}"))
 
-    def _entries(self, image: str) -> list[Entry]:
-        folder = f"images/{image}"
-        paths = [f"{folder}/{name}" for name in self._objects.names(folder, ours=True)]
-        found = [Entry(p, self._objects.size(p) or 0, self._changed(p)) for p in paths]
-        # A put that was cut off at its very beginning leaves an empty folder.
-        if isinstance(self._objects, FolderObjects):
-            found.append(Entry(folder, 0, self._changed(folder)))
-        return found
+    def _entry(self, path: str) -> Entry:
+        return Entry(path, self._objects.size(path) or 0, self._changed(path))
 
     def _changed(self, path: str) -> datetime:
         """When it was last written; a place that does not say makes it look new."""
@@ -264,12 +337,16 @@ class FsspecDestination:
 
     def clear(self, leftover: Leftover) -> None:
         self._require()
-        self._objects.remove(leftover.path)
+        refuse_foreign(self._name, leftover)
+        if leftover.what == "unfinished":
+            self._remove(safe_name(leftover.image))
+        else:
+            self._objects.remove(leftover.path)
 
     def scan(self) -> Iterator[Found]:
         self._require()
         for image in self._objects.names("images"):
-            said = self._copy_of(safe_name(image))
+            said = self._copy_of(image)
             if said is not None:
                 meta = self._objects.read(f"images/{image}/{META}")
                 yield Found(image, said["epoch"], location_of(said), meta)
@@ -277,15 +354,16 @@ class FsspecDestination:
     def put_catalog(self, name: str, data: bytes) -> None:
         self._require()
         self._objects.write(f"catalog/{safe_name(name)}", [data])
-        kept = sorted(
-            self._objects.names("catalog"), key=lambda n: (self._objects.changed(f"catalog/{n}"), n)
-        )
+        kept = sorted(self._catalogs(), key=lambda n: (self._objects.changed(f"catalog/{n}"), n))
         for old in kept[:-CATALOGS_KEPT]:
             self._objects.remove(f"catalog/{old}")
 
     def catalog_copies(self) -> list[str]:
         self._require()
-        return sorted(self._objects.names("catalog"), reverse=True)
+        return sorted(self._catalogs(), reverse=True)
+
+    def _catalogs(self) -> list[str]:
+        return [name for name in self._objects.names("catalog") if is_catalog(name)]
 
     def get_catalog(self, name: str) -> bytes:
         self._require()

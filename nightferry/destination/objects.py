@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Protocol
 from nightferry.destination.durable import FreshFile
 from nightferry.destination.failure import os_errors
 from nightferry.errors import MediumDamaged, Unavailable
-from nightferry.transfer.durable import sync_folder
+from nightferry.transfer.durable import FILE_MODE, create_file, sync_folder, write_all
 
 Pieces = Iterable[bytes | memoryview]
 ReadAt = Callable[[int, int], bytes]
@@ -22,6 +21,7 @@ ReadAt = Callable[[int, int], bytes]
 
 _UNREADABLE = frozenset({errno.EIO, errno.EILSEQ, errno.ENODATA})
 """What a disk answers for blocks that it cannot read."""
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class Objects(Protocol):
@@ -59,12 +59,21 @@ class Objects(Protocol):
         """Writes all files of a folder in their order; ``last`` appears after all others are there for
         good."""
 
-    def remove(self, path: str) -> None:
-        """Removes an object, or a folder and all in it; nothing there is fine."""
+    def create(self, path: str, data: bytes) -> bool:
+        """Makes an object whose name nobody has; False: somebody has it, and it was not touched."""
 
-    def names(self, folder: str, *, ours: bool = False) -> list[str]:
-        """Names in a folder, sorted; none when it is not there. With a leading dot they are ours, of what is not
-        whole yet, and left out unless they are asked for."""
+    def remove(self, path: str) -> None:
+        """Removes an object; nothing there is fine. A folder is not one."""
+
+    def remove_empty(self, folder: str) -> None:
+        """Removes a folder in which nothing is; one that is not there, or holds something, is fine."""
+
+    def is_folder(self, path: str) -> bool:
+        """Whether it is a folder."""
+
+    def names(self, folder: str, *, hidden: bool = False) -> list[str]:
+        """Names in a folder, sorted; none when it is not there. Those with a leading dot, among them ours of what
+        is not whole yet, are left out unless they are asked for."""
 
     def changed(self, path: str) -> float:
         """When it was last written, seconds."""
@@ -100,7 +109,7 @@ class FolderObjects:
         with os_errors(self._name):
             try:
                 return (self._root / path).stat().st_size
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -109,7 +118,7 @@ class FolderObjects:
                 with (self._root / path).open("rb", buffering=0) as file:
                     wanted = os.fstat(file.fileno()).st_size - offset if length is None else length
                     return _read_all(file.fileno(), offset, wanted)
-            except FileNotFoundError as error:
+            except (FileNotFoundError, NotADirectoryError) as error:
                 raise MediumDamaged(f"{self._name}: {path} is not there", subject=self._name) from error
             except OSError as error:
                 if error.errno not in _UNREADABLE:
@@ -159,21 +168,61 @@ class FolderObjects:
             with os_errors(self._name):
                 file.sync()
 
+    def create(self, path: str, data: bytes) -> bool:
+        target = self._root / path
+        with os_errors(self._name):
+            try:
+                create_file(target, data)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return self._create_exclusively(target, data)
+        return True
+
+    def _create_exclusively(self, target: Path, data: bytes) -> bool:
+        """Where there are no hard links a crash may leave less than all of it under its name."""
+        try:
+            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        except FileExistsError:
+            return False
+        with open(fd, "wb", buffering=0) as file:
+            write_all(file.fileno(), data)
+            os.fsync(file.fileno())
+        sync_folder(target.parent)
+        return True
+
     def remove(self, path: str) -> None:
         target = self._root / path
         with os_errors(self._name):
-            if target.is_dir() and not target.is_symlink():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
-            if target.parent.is_dir():
-                sync_folder(target.parent)
+            try:
+                target.unlink()
+            except FileNotFoundError:
+                return
+            sync_folder(target.parent)
 
-    def names(self, folder: str, *, ours: bool = False) -> list[str]:
+    def remove_empty(self, folder: str) -> None:
+        target = self._root / folder
         with os_errors(self._name):
             try:
-                return sorted(n for n in os.listdir(self._root / folder) if ours or not n.startswith("."))
-            except FileNotFoundError:
+                target.rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+                    raise
+                return
+            sync_folder(target.parent)
+
+    def is_folder(self, path: str) -> bool:
+        with os_errors(self._name):
+            target = self._root / path
+            return target.is_dir() and not target.is_symlink()
+
+    def names(self, folder: str, *, hidden: bool = False) -> list[str]:
+        with os_errors(self._name):
+            try:
+                return sorted(n for n in os.listdir(self._root / folder) if hidden or not n.startswith("."))
+            except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def changed(self, path: str) -> float:

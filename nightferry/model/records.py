@@ -429,6 +429,24 @@ class ExpiryRecord(Record):
         return self.expiry
 
 
+class SiteRecord(Record):
+    """Whose catalog this is. The id is drawn once, and goes with the catalog wherever it goes; the name may change."""
+
+    kind: ClassVar[str] = "site"
+    name: str
+    """As the site file says it."""
+    id: str
+    """128 random bits, lower-case hex."""
+    who: str = ""
+    reason: str = ""
+    """Why the name was changed."""
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return "site"
+
+
 class RecallRecord(Record):
     """A copy that was asked back from an archive, so that it is asked for once and its wait has a beginning."""
 
@@ -464,6 +482,7 @@ RECORDS: dict[str, type[Record]] = {
         FreedRecord,
         HoldRecord,
         ExpiryRecord,
+        SiteRecord,
         RecallRecord,
     )
 }

@@ -71,11 +71,13 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
                 lanes=settings.streams or DEFAULT_STREAMS,
                 options=settings.options,
                 holds_copies=_holds_copies(opened, settings.name),
+                mark=opened.mark,
             )
         case S3Settings():
             from nightferry.destination.s3.destination import open_s3
 
-            return open_s3(settings, clock=opened.clock, lanes=settings.streams or DEFAULT_STREAMS)
+            lanes = settings.streams or DEFAULT_STREAMS
+            return open_s3(settings, clock=opened.clock, lanes=lanes, mark=opened.mark)
         case _:
             assert_never(settings)
 

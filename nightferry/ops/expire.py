@@ -61,6 +61,8 @@ class Expiry:
     cartridges: list[CartridgeRecord] = field(default_factory=list)
     staged: list[StagedOutlook] = field(default_factory=list)
     leftovers: list[LeftoverOutlook] = field(default_factory=list)
+    foreign: list[LeftoverOutlook] = field(default_factory=list)
+    """What lies there and is left alone."""
     errors: dict[str, NightferryError] = field(default_factory=dict)
     refused: ImplausibleExpiry | None = None
     """In a dry run: why the same without it would do nothing."""
@@ -117,6 +119,15 @@ class Expiry:
                 }
                 for row in self.leftovers
             ],
+            "foreign": [
+                {
+                    "destination": row.destination,
+                    "path": row.leftover.path,
+                    "size_bytes": row.leftover.size_bytes,
+                    "why": row.why,
+                }
+                for row in self.foreign
+            ],
             "freed_bytes": self.freed_bytes,
             "refused": self.refused.message if self.refused is not None else None,
             "errors": [
@@ -157,6 +168,7 @@ def expire(
     if refused is not None:
         raise refused
     done = Expiry(False, [row for row in outlook.copies if row.fate != "expires"], errors=outlook.errors)
+    done.foreign += outlook.foreign
     if outlook.going or outlook.staged:
         intent = _intend(opened, outlook, reason)
         note = ""
@@ -192,6 +204,7 @@ def _foreseen(opened: OpenSite, outlook: Outlook, refused: ImplausibleExpiry | N
         list(outlook.cartridges),
         list(outlook.staged),
         list(outlook.leftovers),
+        list(outlook.foreign),
         outlook.errors,
         refused,
     )
@@ -289,7 +302,7 @@ def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
         _take_back(opened, target, before)
         return replace(row, fate="kept", why=f"held: {hold.reason}")
     try:
-        stays = target.expire(before.location) if before.location else ""
+        stays = target.expire(before.location, before.digest) if before.location else ""
     except (NotRemoved, ConfigError) as error:
         _take_back(opened, target, before)
         if isinstance(error, Retained):

@@ -18,7 +18,7 @@ from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import DAMAGED, remove_staged, side_path
 from nightferry.ops.stage import adopt, is_safe
 from nightferry.progress import QUIET
-from nightferry.transfer.durable import DRAFT_PREFIX
+from nightferry.transfer.durable import DRAFT_PREFIX, is_draft
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
     """
     _clear_scratch(opened, back_group)
     disk = Path(opened.site.back_group(back_group).path)
-    for draft in disk.glob(f"[!.]*/[!.]*/{DRAFT_PREFIX}*"):
+    for draft in _drafts(opened, disk):
         draft.unlink(missing_ok=True)
     for path in _staged_files(disk):
         image, ending = _split(path.name)
@@ -57,9 +57,10 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
 
 
 def _is_outdated(opened: OpenSite, image: str) -> bool:
-    """Whether the store has a sound image as new as this one, or newer."""
+    """Whether the store has a sound image as new as this one, or newer. One that the catalog does not know is
+    none: what can be salvaged of it may be all that there is."""
     name, known = parse_image_name(image), opened.catalog.latest(ImageRecord, image)
-    return known is None or any(
+    return known is not None and any(
         other.state == "whole" and other.started >= known.started and is_safe(opened, other)
         for other in opened.catalog.images(name.group, name.store)
     )
@@ -85,11 +86,21 @@ def _is_in_use(path: Path) -> bool:
     return False
 
 
+def _drafts(opened: OpenSite, disk: Path) -> Iterator[Path]:
+    """Drafts of side files, in the folders of stores that we know."""
+    stores = {(ref.group.name, ref.store.name) for ref in opened.site.stores}
+    stores |= {(image.group, image.store) for image in opened.catalog.images()}
+    for group, store in sorted(stores):
+        for path in (disk / group / store).glob(f"{DRAFT_PREFIX}*"):
+            if is_draft(path.name) and path.is_file() and not path.is_symlink():
+                yield path
+
+
 def _staged_files(disk: Path) -> Iterator[Path]:
-    """Files that bear an image's name, two folders below the disk's top."""
+    """Files that bear the name of an image of the store in whose folder they lie."""
     for path in sorted(disk.glob("[!.]*/[!.]*/*")):
         image, ending = _split(path.name)
-        if ending and _is_image_name(image):
+        if ending and _lies_right(path, image) and path.is_file() and not path.is_symlink():
             yield path
 
 
@@ -101,9 +112,9 @@ def _split(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def _is_image_name(text: str) -> bool:
+def _lies_right(path: Path, image: str) -> bool:
     try:
-        parse_image_name(text)
+        name = parse_image_name(image)
     except ConfigError:
         return False
-    return True
+    return (name.group, name.store) == (path.parent.parent.name, path.parent.name)

@@ -27,7 +27,7 @@ from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.cluster.reader_agent import working_on
-from nightferry.destination.base import Destination
+from nightferry.destination.base import Destination, SiteMark
 from nightferry.errors import CatalogError, ClusterError, NotOwner
 from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
@@ -39,6 +39,7 @@ from nightferry.model.site import Site
 from nightferry.model.stores import Group
 from nightferry.ops.destinations import open_destination, speed_of
 from nightferry.ops.register import CatalogConstraints
+from nightferry.ops.whose import require_mark
 from nightferry.plan.restore_order import Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.progress import QUIET, Cancel, Progress
@@ -92,6 +93,8 @@ class OpenSite:
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}
         self._throttles: dict[str, Throttle] = {}
+        self._mark: SiteMark | None = None
+        self._mark_lock = threading.Lock()
         self._seen: dict[str, tuple[float, bool]] = {}
         self.held: dict[str, RunLock | BorrowedLock] = {}
         """BACK groups whose run lock this process holds, or works under; see ``ops.run.run_lock``."""
@@ -295,6 +298,17 @@ class OpenSite:
         """Held between looking at a disk's free room and reserving a part of it."""
         with self._lock:
             return self._room_locks.setdefault(back_group, threading.Lock())
+
+    def mark(self) -> SiteMark:
+        """Whose catalog this is, drawn by its first use.
+
+        Raises:
+            OtherSite: it is another site's.
+        """
+        with self._mark_lock:
+            if self._mark is None:
+                self._mark = require_mark(self.catalog, self.site.site.name, self.clock, operator())
+            return self._mark
 
     def destination(self, name: str) -> Destination:
         """The opened destination; the same object for all threads of this process."""

@@ -20,6 +20,7 @@ from nightferry.model.names import parse_image_name
 from nightferry.model.records import OUTLIVED, THERE, CartridgeRecord, CopyRecord, ImageRecord, RunRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.plan.retention import Candidate, Verdict, judge, night_of
+from nightferry.units import counted
 
 LEFTOVER_AGE = timedelta(days=2)
 """What nobody has written to for so long is no night's any more."""
@@ -69,11 +70,13 @@ class StagedOutlook:
 
 @dataclass(frozen=True, slots=True)
 class LeftoverOutlook:
-    """Something at a destination that belongs to no copy; ``error`` says why it could not be removed."""
+    """Something at a destination that belongs to no copy; ``error`` says why it could not be removed, ``why``,
+    of what is left alone, for what reason."""
 
     destination: str
     leftover: Leftover
     error: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,9 @@ class Outlook:
     copies: tuple[CopyOutlook, ...] = ()
     staged: tuple[StagedOutlook, ...] = ()
     leftovers: tuple[LeftoverOutlook, ...] = ()
+    """Of ours, and to be removed."""
+    foreign: tuple[LeftoverOutlook, ...] = ()
+    """Left alone: nothing proves that it is ours, or the catalog knows nothing of it."""
     cartridges: tuple[CartridgeRecord, ...] = ()
     """Those that are scratch once the copies have gone."""
     errors: dict[str, NightferryError] = field(default_factory=dict)
@@ -133,7 +139,8 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
     return Outlook(
         tuple(rows),
         tuple(_staged(opened)) if destination is None else (),
-        tuple(leftovers),
+        tuple(row for row in leftovers if not row.why),
+        tuple(row for row in leftovers if row.why),
         tuple(c for name in names for c in scratch_cartridges(opened, name, going[name])),
         errors,
         frozenset(away),
@@ -141,15 +148,18 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
 
 
 def implausible(opened: OpenSite, outlook: Outlook) -> ImplausibleExpiry | None:
-    """Why so much must not go without somebody's word: more than ``at_most`` of a destination's copies."""
+    """Why so much must not go without somebody's word: more than ``at_most`` of a destination's copies, orphans
+    among them."""
     limit = opened.site.retention.at_most
-    all_there = Counter(row.copy.destination for row in outlook.copies)
-    going = Counter(row.copy.destination for row in outlook.going)
+    orphans = Counter(row.destination for row in outlook.leftovers)
+    all_there = Counter(row.copy.destination for row in outlook.copies) + orphans
+    going = Counter(row.copy.destination for row in outlook.going) + orphans
     for destination, count in going.items():
         if count > limit * all_there[destination]:
             return ImplausibleExpiry(
-                f"{count} of {all_there[destination]} copies at {destination} would expire at once, "
-                f"more than {limit:.0%}",
+                f"{count} of {all_there[destination]} copies at {destination} would expire at once"
+                + (f", {counted(orphans[destination], 'orphan')} among them" if orphans[destination] else "")
+                + f", more than {limit:.0%}",
                 subject=destination,
             )
     return None
@@ -252,12 +262,21 @@ def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
 def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
     """What is left at a destination, but for what a run at work may still want, and damage for `verify`.
 
+    Each put is on record before it begins. What bears our first side file, and the catalog has never heard of, is
+    left alone: the catalog may be the one that is wrong.
+
     Where nothing was ever copied to nothing is left, and looking might make its root.
     """
     if all(copy.destination != destination for copy in opened.catalog.all(CopyRecord)):
         return
     for leftover in opened.destination(destination).leftovers(opened.clock.now() - LEFTOVER_AGE):
+        if leftover.what == "foreign":
+            yield LeftoverOutlook(destination, leftover, why="nothing proves that it is ours")
+            continue
         copies = [c for c in opened.catalog.all_copies(leftover.image) if c.destination == destination]
+        if leftover.image and not copies:
+            yield LeftoverOutlook(destination, leftover, why="the catalog knows no copy of it there")
+            continue
         if leftover.what == "unfinished" and any(copy.state in THERE for copy in copies):
             continue
         image = opened.catalog.latest(ImageRecord, leftover.image)

@@ -9,10 +9,12 @@ whose name begins with ``DRAFT_PREFIX``.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from pathlib import Path
 
 DRAFT_PREFIX = ".tmp-"
+_DRAFT = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{16}")
 FILE_MODE = 0o600
 
 
@@ -48,6 +50,11 @@ def create_file(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def is_draft(name: str) -> bool:
+    """Whether a name is that of a draft of ours."""
+    return _DRAFT.fullmatch(name) is not None
 
 
 def durable_rename(src: Path, dst: Path) -> None:

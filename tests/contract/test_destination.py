@@ -22,7 +22,7 @@ import fsspec
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from nightferry.destination.base import Outgoing, Receipt, encoding_of
+from nightferry.destination.base import Outgoing, Receipt, SiteMark, encoding_of
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.s3.destination import open_s3
 from nightferry.destination.s3.wire import BoundedSession
@@ -37,6 +37,7 @@ from nightferry.errors import (
     MediumDamaged,
     MediumFull,
     NoScratch,
+    NotOurs,
 )
 from nightferry.image.frames import FramedReader
 from nightferry.model.destinations import S3Settings
@@ -48,10 +49,12 @@ from tests.servers.ftp import PASSWORD, Ftp
 from tests.servers.seaweed import KEYS, Seaweed
 from tests.servers.sshd import Sshd
 from tests.support.disks import small_disk
-from tests.support.outgoing import MIB, at_chunk, put, read_all
+from tests.support.outgoing import MIB, at_chunk, mark, put, read_all
 from tests.support.outgoing import PlainImage as Image
 
 pytestmark = pytest.mark.usefixtures("no_power_cuts")
+
+IMAGE = "20261110-TEX-BACK-1.SG1.a.L0"
 
 
 class FileRegister:
@@ -158,7 +161,9 @@ def folder_place(tmp: Path) -> Place:
     root = tmp / "folder"
     root.mkdir(exist_ok=True)
     return Place(
-        "folder", lambda: FsspecDestination("cloud", f"file://{root}"), _flip_in_files(root, "images/*/data")
+        "folder",
+        lambda: FsspecDestination("cloud", f"file://{root}", mark=mark),
+        _flip_in_files(root, "images/*/data"),
     )
 
 
@@ -188,7 +193,7 @@ def encoded_place(tmp: Path) -> Place:
     root.mkdir(exist_ok=True)
     return Place(
         "encoded",
-        lambda: EncodingFolder("cloud", f"file://{root}"),
+        lambda: EncodingFolder("cloud", f"file://{root}", mark=mark),
         _flip_in_files(root, "images/*/data.zst"),
     )
 
@@ -204,14 +209,14 @@ def memory_place(tmp: Path) -> Place:
         data[data.find(sample) + offset] ^= 1
         fs.pipe_file(path, bytes(data))
 
-    return Place("memory", lambda: FsspecDestination("cloud", f"memory:/{root}"), flip)
+    return Place("memory", lambda: FsspecDestination("cloud", f"memory:/{root}", mark=mark), flip)
 
 
 def sftp_place(server: Sshd) -> Place:
     root = server.folder()
     return Place(
         "sftp",
-        lambda: FsspecDestination("cloud", server.url(root), options=server.options),
+        lambda: FsspecDestination("cloud", server.url(root), options=server.options, mark=mark),
         _flip_in_files(root, "images/*/data"),
         root,
     )
@@ -222,7 +227,9 @@ def ftp_place(server: Ftp, monkeypatch: pytest.MonkeyPatch) -> Place:
     root = server.folder()
     return Place(
         "ftp",
-        lambda: FsspecDestination("cloud", server.url(root), options={"password": "env:NF_TEST_PASSWORD"}),
+        lambda: FsspecDestination(
+            "cloud", server.url(root), options={"password": "env:NF_TEST_PASSWORD"}, mark=mark
+        ),
         _flip_in_files(root, "images/*/data"),
         root,
     )
@@ -259,7 +266,7 @@ def s3_place(tmp: Path, server: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Pla
         data[data.index(sample) + offset] ^= 1
         client.put_object(Bucket=server.bucket, Key=key, Body=bytes(data))
 
-    return Place("s3", lambda: open_s3(settings), flip)
+    return Place("s3", lambda: open_s3(settings, mark=mark), flip)
 
 
 PLACES: dict[str, Callable[[Path], Place]] = {
@@ -466,7 +473,7 @@ def test_an_expired_copy_leaves_nothing_and_expires_again_without_complaint(plac
     receipt = put(destination, Image("i1", random_bytes(1, MIB)))
     assert destination.locked(receipt.location) is None
     for _ in range(2):
-        assert destination.expire(receipt.location) == ""
+        assert destination.expire(receipt.location, "d1") == ""
     if place.kind != "tape":
         assert [found.image for found in destination.scan()] == ["i2"]
     assert len(read_all(destination, kept)) == MIB
@@ -474,8 +481,23 @@ def test_an_expired_copy_leaves_nothing_and_expires_again_without_complaint(plac
 
 def test_whole_copies_are_no_leftovers_however_old(place: Place) -> None:
     destination = place.again()
-    put(destination, Image("i1", random_bytes(1, MIB)))
+    put(destination, Image(IMAGE, random_bytes(1, MIB)))
     assert list(destination.leftovers(datetime.now(UTC) + timedelta(days=400))) == []
+
+
+def test_what_another_site_wrote_is_neither_written_over_nor_removed(place: Place) -> None:
+    if place.kind == "tape":
+        pytest.skip("a cartridge is known by its label")
+    first = place.again()
+    image = Image(IMAGE, random_bytes(1, MIB))
+    receipt = put(first, image)
+    first._mark = lambda: SiteMark("OHIO", "f" * 32)
+    with pytest.raises(NotOurs, match=r"is of site TEX \(id 01234567\), not of site OHIO"):
+        put(first, image, 2)
+    with pytest.raises(NotOurs):
+        first.expire(receipt.location, "d1")
+    assert list(first.leftovers(datetime.now(UTC) + timedelta(days=400))) == []
+    assert read_all(place.again(), receipt) == image.data
 
 
 def test_a_flipped_byte_reaches_the_caller_who_compares(place: Place) -> None:
@@ -514,8 +536,9 @@ def test_no_room_is_said_and_leaves_nothing_whole(place: Place, monkeypatch: pyt
 
         def answer_507(self: BoundedSession, request: Any, **_: Any) -> AWSResponse:
             answer = send(self, request)
-            status = 507 if request.method == "PUT" else answer.status_code
-            return AWSResponse(answer.url, status, answer.headers, answer.raw)
+            if request.method != "PUT":
+                return answer
+            return AWSResponse(answer.url, 507, answer.headers, answer.raw)
 
         send = BoundedSession.send
         with monkeypatch.context() as patch:
@@ -534,19 +557,19 @@ def test_no_room_is_said_and_leaves_nothing_whole(place: Place, monkeypatch: pyt
 def test_catalog_copies_are_taken(place: Place) -> None:
     destination = place.again()
     for number in range(5):
-        destination.put_catalog(f"catalog-{number}.parquet", random_bytes(number, 1000))
+        destination.put_catalog(f"catalog-2026111{number}T000000Z.parquet", random_bytes(number, 1000))
     image = Image("i1", random_bytes(1, MIB))
     receipt = put(destination, image)
     assert read_all(place.again(), receipt) == image.data
     assert [f.image for f in destination.scan()] == ["i1"]
     later = place.again()
     kept = later.catalog_copies()
-    assert kept[:3] == [f"catalog-{number}.parquet" for number in (4, 3, 2)]
+    assert kept[:3] == [f"catalog-2026111{number}T000000Z.parquet" for number in (4, 3, 2)]
     assert len(kept) == (5 if place.kind == "tape" else 3)
     for name in kept[:3]:
-        assert later.get_catalog(name) == random_bytes(int(name[8]), 1000)
+        assert later.get_catalog(name) == random_bytes(int(name[15]), 1000)
     with pytest.raises(MediumDamaged):
-        later.get_catalog("catalog-9.parquet")
+        later.get_catalog("catalog-20261119T000000Z.parquet")
 
 
 def test_check_finds_nothing_but_what_a_scheme_cannot_do_where_all_is_well(place: Place) -> None:

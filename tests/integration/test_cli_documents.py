@@ -260,6 +260,7 @@ def _expiry(site: CommandSite, run: Callable[..., dict[str, Any]], said: Said) -
         staged=[StagedOutlook(image, BACK, "partial, never approved, beyond keep_last = 1")],
         cartridges=[cartridge],
         leftovers=[LeftoverOutlook("cloud", left), LeftoverOutlook("cloud", left, "it is away")],
+        foreign=[LeftoverOutlook("cloud", left, why="nothing proves that it is ours")],
     )
     said.add("nightferry expire", json.loads(dump_json(met.as_json())))
 

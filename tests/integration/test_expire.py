@@ -444,24 +444,31 @@ def test_leftovers_of_a_folder_go_when_nobody_touched_them_for_two_days(make_sit
         cut = site.objects / "images" / image(11) / ".partial-1"
         cut.mkdir(parents=True)
         (cut / "data").write_bytes(b"y" * 5)
+        said = json.loads((whole / "origin.json").read_text())
+        (cut.parent / "origin.json").write_text(json.dumps(said | {"image": image(11)}))
+        begun = opened.catalog.copies(image(10))[0].model_copy(
+            update={"image": image(11), "state": "writing"}
+        )
+        opened.catalog.append(begun)
         lost = site.objects / "images" / image(10, "b") / "meta.json"
         lost.unlink()  # that is damage, for `verify` to find
         clock.time = clock.time.replace(year=2040)
         old = clock.now().timestamp() - 3 * 86400
         young = clock.now().timestamp() - 3600
         os.utime(whole / "data.zst", (old, old))
-        os.utime(cut.parent, (young, young))
+        os.utime(cut.parent / "origin.json", (old, old))
+        os.utime(cut / "data", (young, young))
         done = run_expire(opened)
         assert [(r.leftover.what, r.leftover.path) for r in done.leftovers] == [
             ("data", f"images/{image(10)}/data.zst")
         ]
         assert not (whole / "data.zst").exists()
-        os.utime(cut.parent, (old, old))
+        os.utime(cut / "data", (old, old))
         assert [r.leftover.what for r in run_expire(opened, dry_run=True).leftovers] == ["unfinished"]
         assert cut.exists()
         run_expire(opened)
         assert not cut.parent.exists()
         assert sorted(p.name for p in whole.iterdir()) == sorted(
-            ["chunks", "copy.json", "data", "index", "meta.json"]
+            ["chunks", "copy.json", "data", "index", "meta.json", "origin.json"]
         )
         assert lost.parent.exists()

@@ -19,7 +19,7 @@ from tests.support import toml
 from tests.support.brought import bring_back
 from tests.support.buckets import PART, open_bucket
 from tests.support.night import nights
-from tests.support.outgoing import MIB, PlainImage, put
+from tests.support.outgoing import MARK, MIB, PlainImage, put
 from tests.support.outside import compare_tree
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -253,23 +253,31 @@ def test_data_left_beside_a_compressed_copy_goes_and_the_copy_stays(seaweed: Sea
     clock = HandClock(datetime.now(UTC) + 3 * DAY)
     prefix = seaweed.prefix()
     destination = open_bucket(seaweed, prefix, clock=clock)
-    wanted = PlainImage("i1", b"compressed" * 9000, encoding="zstd")
+    wanted = PlainImage(image(10), b"compressed" * 9000, encoding="zstd")
     receipt = put(destination, wanted)
     client = seaweed.client()
-    folder = f"{prefix}/images/i1"
+    folder = f"{prefix}/images/{image(10)}"
     client.put_object(Bucket=seaweed.bucket, Key=f"{folder}/data", Body=b"x" * 77)
-    client.put_object(Bucket=seaweed.bucket, Key=f"{prefix}/images/i2/data", Body=b"y" * 5)
+    client.put_object(Bucket=seaweed.bucket, Key=f"{prefix}/images/{image(11)}/data", Body=b"y" * 5)
+    said = json.dumps({"image": image(11), "site": MARK.site, "id": MARK.id, "run": "r", "epoch": 1})
+    client.put_object(
+        Bucket=seaweed.bucket, Key=f"{prefix}/images/{image(11)}/origin.json", Body=said.encode()
+    )
     before = set(seaweed.keys_below(prefix))
     assert list(destination.leftovers(clock.now() - 4 * DAY)) == []
     found = list(destination.leftovers(clock.now() - 2 * DAY))
     assert [(x.what, x.path, x.size_bytes) for x in found] == [
-        ("data", "images/i1/data", 77),
-        ("unfinished", "images/i2", 5),
+        ("data", f"images/{image(10)}/data", 77),
+        ("unfinished", f"images/{image(11)}", 5 + len(said)),
     ]
     for leftover in found:
         destination.clear(leftover)
-    assert before - set(seaweed.keys_below(prefix)) == {f"{folder}/data", f"{prefix}/images/i2/data"}
-    assert destination.find("i1", 1) is not None
+    assert before - set(seaweed.keys_below(prefix)) == {
+        f"{folder}/data",
+        f"{prefix}/images/{image(11)}/data",
+        f"{prefix}/images/{image(11)}/origin.json",
+    }
+    assert destination.find(image(10), 1) is not None
     with destination.open(receipt.location) as reader:
         assert reader.read(0, reader.size_bytes) == wanted.data
 
@@ -277,14 +285,16 @@ def test_data_left_beside_a_compressed_copy_goes_and_the_copy_stays(seaweed: Sea
 def test_parts_being_added_to_keep_an_old_upload(seaweed: Seaweed) -> None:
     prefix, client = seaweed.prefix(), seaweed.client()
     destination = open_bucket(seaweed, prefix)
-    key = f"{prefix}/images/i3/data"
+    key = f"{prefix}/images/{image(12)}/data"
+    said = json.dumps({"image": image(12), "site": MARK.site, "id": MARK.id, "run": "r", "epoch": 1})
+    client.put_object(Bucket=seaweed.bucket, Key=key.replace("/data", "/origin.json"), Body=said.encode())
     begun = client.create_multipart_upload(Bucket=seaweed.bucket, Key=key)["UploadId"]
     client.upload_part(Bucket=seaweed.bucket, Key=key, UploadId=begun, PartNumber=1, Body=b"a" * (PART + MIB))
     (upload,) = client.list_multipart_uploads(Bucket=seaweed.bucket, Prefix=prefix)["Uploads"]
     (part,) = client.list_parts(Bucket=seaweed.bucket, Key=key, UploadId=begun)["Parts"]
     newest = max(upload["Initiated"], part["LastModified"])
-    assert list(destination.leftovers(newest)) == []
-    (found,) = destination.leftovers(newest + timedelta(seconds=1))
+    assert [x for x in destination.leftovers(newest) if x.what == "upload"] == []
+    (found,) = (x for x in destination.leftovers(newest + timedelta(seconds=1)) if x.what == "upload")
     assert found.since == newest
     client.abort_multipart_upload(Bucket=seaweed.bucket, Key=key, UploadId=begun)
     destination.clear(found)  # gone already is fine

@@ -13,7 +13,7 @@ import pytest
 
 from nightferry.destination.base import DATA_NAMES, Encoding
 from nightferry.destination.s3.destination import S3Destination
-from nightferry.errors import Unavailable
+from nightferry.errors import NotOurs, Unavailable
 from nightferry.progress import QUIET as _QUIET
 from nightferry.progress import Cancel
 from tests.servers.proxy import Ask, Fault, Proxy
@@ -53,10 +53,10 @@ def once(wanted: Callable[[Ask], bool], fault: Fault, times: int = 1) -> Callabl
 def assert_one_whole_copy(
     server: Seaweed, prefix: str, destination: S3Destination, wanted: PlainImage
 ) -> None:
-    """As the server itself sees it: five objects, the right bytes, nothing unfinished."""
+    """As the server itself sees it: six objects, the right bytes, nothing unfinished."""
     names = sorted(key.rpartition("/")[2] for key in server.keys_below(f"{prefix}/images/"))
     data = DATA_NAMES[wanted.encoding]
-    assert names == ["chunks", "copy.json", data, "index", "meta.json"]
+    assert names == ["chunks", "copy.json", data, "index", "meta.json", "origin.json"]
     assert server.uploads_below(prefix) == []
     key = f"{prefix}/images/{wanted.image}/{data}"
     assert server.client().get_object(Bucket=server.bucket, Key=key)["Body"].read() == wanted.data
@@ -290,7 +290,9 @@ def test_data_of_an_earlier_try_that_is_not_ours_is_replaced(seaweed: Seaweed) -
     seaweed.client().put_object(
         Bucket=seaweed.bucket, Key=key, Body=b"x" * len(wanted.data), Metadata={"nightferry-digest": "d1"}
     )
-    assert put(destination, wanted).verified
+    with pytest.raises(NotOurs, match="nothing proves"):
+        put(destination, wanted)
+    assert put(destination, wanted, epoch=2).verified
     assert_one_whole_copy(seaweed, prefix, destination, wanted)
 
 

@@ -74,7 +74,7 @@ def test_a_night_goes_there_and_files_and_stores_come_back(
     assert (tmp_path / "one" / letter).read_bytes() == (remote.site.store("SG1/a") / letter).read_bytes()
     assert compare_tree(remote.site.store("SG1/a"), tmp_path / "back") == ""
     there = {p.relative_to(remote.copies).as_posix() for p in remote.copies.rglob("*") if p.is_file()}
-    names = ("data", "index", "chunks", "copy.json", "meta.json")
+    names = ("origin.json", "data", "index", "chunks", "copy.json", "meta.json")
     assert {n for n in there if image.image in n} == {f"images/{image.image}/{n}" for n in names}
     for path in remote.copies.rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
@@ -199,7 +199,7 @@ def test_a_server_killed_in_the_middle_leaves_no_copy_and_the_rerun_makes_one(
         assert night.night(opened, BACK_GROUP).result == "whole"
         assert states(opened, image) == {"remote": "verified"}
         assert sorted(p.name for p in remote.data(image).parent.iterdir()) == sorted(
-            ["data", "index", "chunks", "copy.json", "meta.json"]
+            ["origin.json", "data", "index", "chunks", "copy.json", "meta.json"]
         )
         bring_back(opened, tmp_path / "back", copy="remote")
     assert compare_tree(remote.site.store("SG1/a"), tmp_path / "back") == ""

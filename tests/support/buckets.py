@@ -15,7 +15,7 @@ from nightferry.destination.s3.failure import is_passing
 from nightferry.destination.s3.upload import Uploader
 from nightferry.model.destinations import S3Settings
 from tests.servers.seaweed import KEYS, Seaweed
-from tests.support.outgoing import MIB
+from tests.support.outgoing import MIB, mark
 from tests.support.small_site import HandClock
 
 PART = 5 * MIB
@@ -55,4 +55,5 @@ def open_bucket(
         lock=parsed.lock,
         storage_class=parsed.storage_class,
         clock=clock,
+        mark=mark,
     )

@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from nightferry.destination.base import Destination, Encoding, Outgoing, Receipt
+from nightferry.destination.base import Destination, Encoding, Outgoing, Receipt, SiteMark
 from nightferry.progress import QUIET, Cancel, Progress
 
 MIB = 1 << 20
+MARK = SiteMark("TEX", "0123456789abcdef" * 2)
+"""Whose destinations those of tests are that have no catalog."""
+
+
+def mark() -> SiteMark:
+    return MARK
 
 
 def table_of(data: bytes) -> bytes:

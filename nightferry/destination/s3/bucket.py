@@ -194,17 +194,18 @@ class Bucket:
         found["Body"].close()
         return True
 
-    def get(self, path: str, most_bytes: int) -> bytes | None:
-        """A small object's bytes; None when it is not there.
+    def get(self, path: str, most_bytes: int, version: str = "") -> bytes | None:
+        """A small object's bytes, or those of one version of it; None when it is not there.
 
         Raises:
             MediumDamaged: it is longer than ``most_bytes``.
         """
         key = self.key(path)
+        which: dict[str, Any] = {"VersionId": version} if version else {}
 
         def request() -> bytes | None:
             try:
-                answer = self._client.get_object(Bucket=self.bucket, Key=key)
+                answer = self._client.get_object(Bucket=self.bucket, Key=key, **which)
             except ClientError as error:
                 if status_of(error) == 404:
                     return None

@@ -19,6 +19,8 @@ from nightferry.destination.base import (
     Locked,
     Outgoing,
     Receipt,
+    SiteMark,
+    nobody,
 )
 from nightferry.destination.copies import (
     CATALOGS_KEPT,
@@ -40,6 +42,7 @@ from nightferry.destination.copies import (
     side_path,
     watched,
 )
+from nightferry.destination.ours import MARKER_BYTES, NAMES, ORIGIN, is_catalog, render_origin, require_free
 from nightferry.destination.s3 import expiry
 from nightferry.destination.s3.archive import archived, ask
 from nightferry.destination.s3.backoff import Backoff
@@ -74,6 +77,7 @@ def open_s3(
     clock: Clock = SYSTEM_CLOCK,
     lanes: int = DEFAULT_LANES,
     read_timeout_s: float = READ_TIMEOUT_S,
+    mark: Callable[[], SiteMark] = nobody,
 ) -> S3Destination:
     """The destination that a site file describes. Nothing is sent yet.
 
@@ -92,6 +96,7 @@ def open_s3(
         recall=settings.recall,
         clock=clock,
         remover=remover_of(settings, clock, read_timeout_s),
+        mark=mark,
     )
 
 
@@ -115,9 +120,10 @@ def backoff_of(endpoint: str, clock: Clock) -> Backoff:
 
 
 class S3Destination:
-    """See ``Destination``. Objects ``images/<image>/{data,index,chunks,copy.json,meta.json}``.
+    """See ``Destination``. Objects ``images/<image>/{origin.json,data,index,chunks,copy.json,meta.json}``.
 
-    ``copy.json`` says epoch, size, digest and encoding; ``meta.json`` is written last and makes the copy whole. A copy
+    ``origin.json`` is written first and says whose copy it is. ``copy.json`` says epoch, size, digest and
+    encoding. ``meta.json`` is written last and makes the copy whole. A copy
     whose data the store checked against our CRC64NVME, all of it, is verified on arrival.
 
     A key that may only write suffices for ``put``: what cannot be looked at is then written over, after
@@ -132,6 +138,7 @@ class S3Destination:
         recall: How what lies in an archived class is asked for.
         clock: The lock's days count from its now.
         remover: Who removes what has expired; None: the key that writes.
+        mark: This site's.
     """
 
     def __init__(
@@ -145,8 +152,10 @@ class S3Destination:
         recall: Recall = _AS_EVER,
         clock: Clock = SYSTEM_CLOCK,
         remover: Remover | None = None,
+        mark: Callable[[], SiteMark] = nobody,
     ) -> None:
         self._bucket = bucket
+        self._mark = mark
         self._remover = remover or Remover(lambda: bucket)
         self._uploader = uploader
         self._lanes = Lanes(lanes)
@@ -175,17 +184,23 @@ class S3Destination:
     def put(self, outgoing: Outgoing, epoch: int, lane: str, progress: Progress, cancel: Cancel) -> Receipt:
         """See ``Lane.put``."""
         image = safe_name(outgoing.image)
-        folder = f"images/{image}"
+        folder, mark = f"images/{image}", self._mark()
+        origin = render_origin(mark, image, epoch)
         try:
             whole, _ = self._copy_of(image)
+            if whole is not None:
+                there = made_before(self.name, whole, outgoing, epoch, lane)
+                if there is not None:
+                    return there
+            require_free(
+                self.name, image, epoch, self._read_in(image), self._objects_of(image), mark, outgoing.digest
+            )
+            if whole is not None:
+                self._remove(image)
+            self._write(f"{folder}/{ORIGIN}", origin, cancel)
         except Forbidden:
-            whole = None
+            self._write(f"{folder}/{ORIGIN}", origin, cancel)
             self._write(f"{folder}/{COPY}", json.dumps({"image": image, "unfinished": epoch}).encode())
-        if whole is not None:
-            there = made_before(self.name, whole, outgoing, epoch, lane)
-            if there is not None:
-                return there
-            self._remove(image)
         try:
             said = about(image, epoch, outgoing)
             stored = self._put_data(outgoing, said, f"{folder}/{data_name(said)}", progress, cancel)
@@ -278,8 +293,18 @@ class S3Destination:
             return
 
     def _remove(self, image: str) -> None:
-        for name in expiry.NAMES:
+        for name in NAMES:
             self._bucket.delete(f"images/{image}/{name}")
+
+    def _read_in(self, image: str) -> Callable[[str], bytes | None]:
+        """Gives small objects of an image's folder by name; None when they are not there."""
+        return lambda name: self._bucket.get(f"images/{image}/{name}", _MOST_BYTES.get(name, MARKER_BYTES))
+
+    def _objects_of(self, image: str) -> Iterator[str]:
+        """The objects of a copy in an image's folder."""
+        folder = f"images/{image}/"
+        names = (entry.path.removeprefix(folder) for entry in self._bucket.tree(folder))
+        return (name for name in names if name in NAMES)
 
     def _copy_of(self, image: str, seen_by: Bucket | None = None) -> tuple[dict[str, Any] | None, bool]:
         """``copy.json`` of a whole copy, None when the image is not here or not whole; and whether its data is
@@ -350,20 +375,26 @@ class S3Destination:
     def locked(self, location: Mapping[str, Any]) -> Locked | None:
         return expiry.locked(self._remover.bucket, place_of(location)[0], self._clock.now())
 
-    def expire(self, location: Mapping[str, Any]) -> str:
-        image, now = place_of(location)[0], self._clock.now()
-        return expiry.remove_copy(self._remover.bucket, image, now, locks=self._lock is not None)
+    def expire(self, location: Mapping[str, Any], digest: str) -> str:
+        return expiry.remove_copy(
+            self._remover.bucket,
+            place_of(location)[0],
+            self._clock.now(),
+            locks=self._lock is not None,
+            mark=self._mark(),
+            digest=digest,
+        )
 
     def leftovers(self, before: datetime) -> Iterator[Leftover]:
         bucket = self._remover.bucket
-        return expiry.leftovers(bucket, lambda image: self._copy_of(image, bucket)[0], before)
+        return expiry.leftovers(bucket, lambda image: self._copy_of(image, bucket)[0], before, self._mark())
 
     def clear(self, leftover: Leftover) -> None:
         expiry.clear(self._remover.bucket, leftover)
 
     def scan(self) -> Iterator[Found]:
         for image in self._bucket.folders("images"):
-            said, _ = self._copy_of(safe_name(image))
+            said, _ = self._copy_of(image)
             meta = None if said is None else self._bucket.get(f"images/{image}/{META}", _MOST_BYTES[META])
             if said is not None and meta is not None:
                 yield Found(image, said["epoch"], location_of(said), meta)
@@ -372,14 +403,18 @@ class S3Destination:
         """See ``Destination.put_catalog``. A key that may only write keeps them all."""
         self._write(f"catalog/{safe_name(name)}", data, locked=False)
         try:
-            kept = sorted(self._bucket.objects("catalog"), key=lambda entry: (entry[1], entry[0]))
-            for path, _ in kept[:-CATALOGS_KEPT]:
+            kept = sorted((at, path) for path, at in self._catalogs())
+            for _, path in kept[:-CATALOGS_KEPT]:
                 self._bucket.delete(path)
         except Forbidden:
             return
 
     def catalog_copies(self) -> list[str]:
-        return sorted((path.rpartition("/")[2] for path, _ in self._bucket.objects("catalog")), reverse=True)
+        return sorted((path.rpartition("/")[2] for path, _ in self._catalogs()), reverse=True)
+
+    def _catalogs(self) -> Iterator[tuple[str, datetime]]:
+        found = self._bucket.objects("catalog")
+        return ((path, at) for path, at in found if is_catalog(path.rpartition("/")[2]))
 
     def get_catalog(self, name: str) -> bytes:
         return self._get(f"catalog/{safe_name(name)}", _MOST_CATALOG_BYTES)

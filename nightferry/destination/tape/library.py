@@ -379,7 +379,7 @@ class TapeDestination:
     def locked(self, location: Mapping[str, Any]) -> None:
         """A cartridge keeps nothing against our will: its copies go when all of them have expired."""
 
-    def expire(self, location: Mapping[str, Any]) -> str:
+    def expire(self, location: Mapping[str, Any], digest: str) -> str:
         """See ``Destination.expire``. Nothing is written: a cartridge is scratch once all on it expired."""
         parse_location(location)
         return ""

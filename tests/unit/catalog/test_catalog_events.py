@@ -297,7 +297,10 @@ def test_a_folder_that_lost_events_is_not_written_to(tmp_path: Path) -> None:
 def test_leftovers_of_crashed_writers_are_ignored_and_removed_after_a_day(tmp_path: Path) -> None:
     here = log(tmp_path)
     add(here, 1)
-    old, young = tmp_path / "events" / ".tmp-9-aa", tmp_path / "events" / ".tmp-9-bb"
+    old, young = (
+        tmp_path / "events" / ".tmp-9-0123456789abcdef",
+        tmp_path / "events" / ".tmp-9-fedcba9876543210",
+    )
     for path, age in ((old, 86401), (young, 86399)):
         path.write_bytes(b"{")
         os.utime(path, (AT.timestamp() - age,) * 2)

@@ -13,7 +13,7 @@ from nightferry.destination.failure import as_destination_error
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
 from tests.conftest import needs
-from tests.support.outgoing import PlainImage, put
+from tests.support.outgoing import PlainImage, mark, put
 
 
 def small(image: str = "i1", data: bytes = b"data", digest: str = "d1") -> PlainImage:
@@ -22,7 +22,7 @@ def small(image: str = "i1", data: bytes = b"data", digest: str = "d1") -> Plain
 
 @pytest.fixture
 def folder(tmp_path: Path) -> FsspecDestination:
-    return FsspecDestination("cloud", f"file://{tmp_path}")
+    return FsspecDestination("cloud", f"file://{tmp_path}", mark=mark)
 
 
 def test_folders_are_0700_and_files_0600(folder: FsspecDestination, tmp_path: Path) -> None:
@@ -31,9 +31,9 @@ def test_folders_are_0700_and_files_0600(folder: FsspecDestination, tmp_path: Pa
     for path in tmp_path.rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
     names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    assert names == {f"images/i1/{n}" for n in ("data", "index", "chunks", "copy.json", "meta.json")} | {
-        "catalog/c"
-    }
+    assert names == {
+        f"images/i1/{n}" for n in ("origin.json", "data", "index", "chunks", "copy.json", "meta.json")
+    } | {"catalog/c"}
 
 
 def test_a_root_that_is_not_there_is_never_made(tmp_path: Path) -> None:
@@ -61,7 +61,14 @@ def test_leftovers_of_interrupted_epochs_are_removed_by_the_next_put(
     (tmp_path / "images/i1/.partial-1/data").write_bytes(b"dat")
     (tmp_path / "images/i1/data").write_bytes(b"data")
     put(folder, small(), 2)
-    assert sorted(os.listdir(tmp_path / "images/i1")) == ["chunks", "copy.json", "data", "index", "meta.json"]
+    assert sorted(os.listdir(tmp_path / "images/i1")) == [
+        "chunks",
+        "copy.json",
+        "data",
+        "index",
+        "meta.json",
+        "origin.json",
+    ]
 
 
 def test_another_image_of_the_same_name_is_refused_and_the_copy_kept(folder: FsspecDestination) -> None:
@@ -81,10 +88,18 @@ def test_data_of_another_length_than_recorded_is_damage(folder: FsspecDestinatio
 
 
 def test_the_three_newest_catalog_copies_are_kept(folder: FsspecDestination, tmp_path: Path) -> None:
+    def name(number: int) -> str:
+        return f"catalog-2026111{number}T210000Z.parquet"
+
+    (tmp_path / "catalog").mkdir()
+    others = ["aaa.parquet", "catalog-holiday.parquet", "zzz.jpg"]
+    for other in others:
+        (tmp_path / "catalog" / other).write_bytes(b"mine")
     for number in range(5):
-        folder.put_catalog(f"c{number}", b"x")
-        os.utime(tmp_path / f"catalog/c{number}", (number, number))
-    assert sorted(os.listdir(tmp_path / "catalog")) == ["c2", "c3", "c4"]
+        folder.put_catalog(name(number), b"x")
+        os.utime(tmp_path / "catalog" / name(number), (number, number))
+    assert sorted(os.listdir(tmp_path / "catalog")) == sorted([*others, name(2), name(3), name(4)])
+    assert folder.catalog_copies() == [name(4), name(3), name(2)]
 
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", ".partial-1", "a\0b"])
