@@ -15,6 +15,7 @@ from typing import NamedTuple
 from nightferry.cli import session as sessions
 from nightferry.cli.output import Output, StdoutClosed
 from nightferry.cli.session import Session
+from nightferry.destination.hosts import keep_direct
 from nightferry.errors import Cancelled, NightferryError
 
 
@@ -62,6 +63,7 @@ SUMMARY = "Two-stage backup: disk to disk, a gate on proof, then tape and object
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns what the process exits with."""
+    keep_direct()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     # Errors of the command line itself are JSON, too, so this is known before anything is parsed.
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments

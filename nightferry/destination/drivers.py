@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from nightferry.destination.hosts import is_loopback
+from nightferry.destination.hosts import is_loopback, keep_direct
 from nightferry.errors import ConfigError, DestinationError, Unavailable
 from nightferry.model.redact import scrubbed
 from nightferry.model.secrets import is_reference, resolve_secret
@@ -149,6 +149,7 @@ def open_driver(name: str, url: str, options: Mapping[str, Any]) -> Driver:
         ConfigError: no such scheme, its package is missing, an option is wrong, a reference cannot be
             resolved, or a secret would cross a network as it is.
     """
+    keep_direct()
     values, secrets = dict(options), []
     for key, value in options.items():
         if isinstance(value, str) and is_reference(value):

@@ -138,8 +138,9 @@ def test_a_page_that_comes_again_and_again_ends(
 
 def test_pages_are_read_to_the_last(copies: S3Destination, proxy: Proxy) -> None:
     wanted = [found.image for found in copies.scan()]
-    call = copies._bucket._client.list_objects_v2
-    copies._bucket._client.list_objects_v2 = lambda **params: call(**params, MaxKeys=2)
+    client = copies._bucket._connection.client
+    call = client.list_objects_v2
+    client.list_objects_v2 = lambda **params: call(**params, MaxKeys=2)
     before = len(proxy.asked)
     assert [found.image for found in copies.scan()] == wanted
     assert sum(1 for ask in proxy.asked[before:] if "list-type" in ask.query) == 3

@@ -127,7 +127,7 @@ def test_tier_and_days_are_what_the_site_file_says(
     site = archived_site(make_site(copies=()), moto, moto.endpoint, more=more)
     with on_the_cloud_alone(site, HandClock()) as opened:
         sent = []
-        client = opened.destination("cloud")._bucket._client  # type: ignore[attr-defined]  # its events
+        client = opened.destination("cloud")._bucket._connection.client  # type: ignore[attr-defined]  # its events
         client.meta.events.register(
             "before-call.s3.RestoreObject", lambda params, **_: sent.append(bytes(params["body"]))
         )

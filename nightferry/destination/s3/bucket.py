@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError, IncompleteReadError
 
@@ -16,22 +18,28 @@ from nightferry.destination.leftovers import Entry
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.client import Connection
 from nightferry.destination.s3.failure import (
+    EXPIRED,
     FAULTS,
     Forbidden,
     as_destination_error,
     code_of,
+    is_expired,
     is_passing,
     status_of,
 )
 from nightferry.destination.s3.listing import Listing
 from nightferry.destination.s3.parts import Streamed, crc64, crc_text
-from nightferry.errors import DestinationError, MediumDamaged
+from nightferry.errors import ConfigError, DestinationError, MediumDamaged
 from nightferry.progress import Cancel
+
+log = logging.getLogger(__name__)
 
 READ_BYTES = 256 << 10
 """What one read asks of the socket; a connection that breaks loses less than so much."""
 DIGEST = "nightferry-digest"
 """User metadata of an image's data: the image's digest, by which a retry knows its own object again."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,8 @@ class Bucket:
         self.bucket = connection.bucket
         self.endpoint = connection.endpoint
         self._connection = connection
-        self._client = connection.client
+        self._given_up: list[Connection] = []
+        self._renewal = threading.Lock()
         self._prefix = connection.prefix
         self._backoff = backoff
 
@@ -127,20 +136,53 @@ class Bucket:
             What boto3 returns; None for an answer of ``unless``.
         """
 
-        def request() -> Mapping[str, Any] | None:
+        def request(client: Any) -> Mapping[str, Any] | None:
             try:
-                answer: Mapping[str, Any] = getattr(self._client, verb)(Bucket=self.bucket, **params)
+                answer: Mapping[str, Any] = getattr(client, verb)(Bucket=self.bucket, **params)
                 return answer
             except ClientError as error:
-                if status_of(error) in unless or code_of(error) in unless:
+                answers = status_of(error) in unless or code_of(error) in unless
+                if answers and code_of(error) not in EXPIRED:
                     return None
                 raise
 
         try:
-            return self._backoff.run(request, cancel or Cancel())
+            return self._backoff.run(lambda: self._asked(request), cancel or Cancel())
         except FAULTS as error:
             what = f"{verb} {params.get('Key', '')}".rstrip()
             raise as_destination_error(error, self.name, what) from error
+
+    def _asked(self, request: Callable[[Any], T]) -> T:
+        """What the client answers; another one with newer keys where the store takes this one's no longer."""
+        used = self._connection
+        try:
+            return request(used.client)
+        except ClientError as error:
+            if is_expired(error):
+                if self._renewed(used):
+                    return request(self._connection.client)
+                if code_of(error).isdecimal():  # a HEAD has no words: another request is told why
+                    used.client.list_objects_v2(Bucket=self.bucket, Prefix=self._prefix, MaxKeys=1)
+            raise
+
+    def _renewed(self, used: Connection) -> bool:
+        """Whether there are other keys by now than those that were used."""
+        with self._renewal:
+            if self._connection is used:
+                try:
+                    fresh = used.again()
+                except ConfigError as error:
+                    log.warning(
+                        "%s: the session has expired, and there are no newer keys: %s", self.name, error
+                    )
+                    return False
+                if fresh.has_keys_of(used):
+                    fresh.session.close()
+                    return False
+                log.info("%s: the session has expired; going on with newer keys", self.name)
+                self._given_up.append(used)  # other threads may be at work with it
+                self._connection = fresh
+            return True
 
     def require(self) -> None:
         """Raises:
@@ -203,9 +245,9 @@ class Bucket:
         key = self.key(path)
         which: dict[str, Any] = {"VersionId": version} if version else {}
 
-        def request() -> bytes | None:
+        def request(client: Any) -> bytes | None:
             try:
-                answer = self._client.get_object(Bucket=self.bucket, Key=key, **which)
+                answer = client.get_object(Bucket=self.bucket, Key=key, **which)
             except ClientError as error:
                 if status_of(error) == 404:
                     return None
@@ -225,7 +267,7 @@ class Bucket:
                 body.close()
 
         try:
-            data = self._backoff.run(request, Cancel())
+            data = self._backoff.run(lambda: self._asked(request), Cancel())
         except FAULTS as error:
             raise as_destination_error(error, self.name, f"get {key}") from error
         if data is None:
@@ -241,10 +283,10 @@ class Bucket:
         """
         key, done = self.key(path), 0
 
-        def request() -> None:
+        def request(client: Any) -> None:
             nonlocal done
             first, last = offset + done, offset + len(into) - 1
-            answer = self._client.get_object(
+            answer = client.get_object(
                 Bucket=self.bucket, Key=key, Range=f"bytes={first}-{last}", IfMatch=etag
             )
             body = answer["Body"]
@@ -264,7 +306,7 @@ class Bucket:
         while done < len(into):
             before = done
             try:
-                self._backoff.run(request, Cancel())
+                self._backoff.run(lambda: self._asked(request), Cancel())
             except FAULTS as error:
                 if done > before and is_passing(error):
                     continue
@@ -286,9 +328,9 @@ class Bucket:
     ) -> tuple[str, int]:
         """Sends a part from a stream that every try opens anew; returns its ETag and CRC."""
 
-        def request() -> tuple[str, int]:
+        def request(client: Any) -> tuple[str, int]:
             body = opened()
-            answer = self._client.upload_part(
+            answer = client.upload_part(
                 Bucket=self.bucket,
                 Key=key,
                 UploadId=upload_id,
@@ -299,7 +341,7 @@ class Bucket:
             return str(answer["ETag"]), body.crc
 
         try:
-            return self._backoff.run(request, cancel)
+            return self._backoff.run(lambda: self._asked(request), cancel)
         except FAULTS as error:
             raise as_destination_error(error, self.name, f"upload_part {key}") from error
 
@@ -387,7 +429,8 @@ class Bucket:
 
     def close(self) -> None:
         """Closes the connections. May be called twice."""
-        self._connection.session.close()
+        for connection in (self._connection, *self._given_up):
+            connection.session.close()
 
     def _pages(
         self, verb: str, prefix: str | None, *, unless: Collection[int] = (), **params: Any

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from nightferry.destination.hosts import is_loopback
+from nightferry.destination.hosts import is_loopback, keep_direct
 from nightferry.destination.s3.wire import BoundedSession
 from nightferry.errors import ConfigError
 from nightferry.model.destinations import S3Settings
@@ -23,20 +24,36 @@ _SIGNER = "nightferry-s3v4"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An opened client. ``endpoint`` is the URL its requests go to; ``prefix`` is empty or ends in ``/``."""
+    """An opened client. ``endpoint`` is the URL its requests go to; ``prefix`` is empty or ends in ``/``; ``again``
+    opens another one, with the keys as they are by then."""
 
     client: Any
     session: BoundedSession
     endpoint: str
     bucket: str
     prefix: str
+    again: Callable[[], Connection]
+    credentials: Any = field(repr=False)
+
+    def has_keys_of(self, other: Connection) -> bool:
+        """Whether both sign with the same keys."""
+        return bool(_frozen(self.credentials) == _frozen(other.credentials))
+
+
+def _frozen(credentials: Any) -> Any:
+    return (
+        credentials.get_frozen_credentials()
+        if hasattr(credentials, "get_frozen_credentials")
+        else credentials
+    )
 
 
 def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S, who: str = "") -> Connection:
     """Opens a client for ``who``, by default the destination of that name. Nothing is sent yet.
 
     Keys come from the settings' references, else from boto3's own chain. Certificates are verified always:
-    there is no switch, and ``ca_file`` only adds whom to trust.
+    there is no switch, and ``ca_file`` only adds whom to trust. A proxy that the environment names gets neither
+    what goes to this machine nor keys without TLS.
 
     Raises:
         ConfigError: the URL names no bucket, a reference or the profile cannot be resolved, or keys would
@@ -46,8 +63,11 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S, who
     import botocore.session
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
+    from botocore.handlers import add_expect_header
     from botocore.utils import get_environ_proxies
 
+    keep_direct()
+    again = partial(connect, settings, read_timeout_s=read_timeout_s, who=who)
     who = who or f"destination {settings.name}"
     bucket, prefix = split_url(settings.url)
     keys: dict[str, str] = {}
@@ -79,19 +99,24 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S, who
         client = session.client(
             "s3", endpoint_url=settings.endpoint, region_name=region, verify=verify, config=config, **keys
         )
-        with_keys = bool(keys) or session.get_credentials() is not None
+        credentials = keys or session.get_credentials()
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(f"{who}: {error}", subject=settings.name) from error
-    _require_tls(who, settings.name, client.meta.endpoint_url, with_keys)
+    endpoint = client.meta.endpoint_url
+    with_keys = bool(credentials)
+    _require_tls(who, settings.name, endpoint, with_keys)
+    is_direct = is_loopback(endpoint) or (with_keys and not endpoint.startswith("https://"))
     wire = BoundedSession(
         verify=verify or core.get_config_variable("ca_bundle") or True,
-        proxies=get_environ_proxies(client.meta.endpoint_url),
+        proxies={} if is_direct else get_environ_proxies(endpoint),
         timeout=(CONNECT_TIMEOUT_S, read_timeout_s),
         max_pool_connections=CONNECTIONS,
     )
     client.meta.events.register("before-send.s3", wire.send)
     client.meta.events.register("choose-signer.s3", _signer)
-    return Connection(client, wire, client.meta.endpoint_url, bucket, prefix)
+    # A store that does not say "100 Continue" would cost a second of waiting for it, each time.
+    client.meta.events.unregister("before-call.s3", add_expect_header)
+    return Connection(client, wire, endpoint, bucket, prefix, again, credentials)
 
 
 @cache

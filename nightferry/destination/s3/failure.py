@@ -8,12 +8,15 @@ from typing import Any
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    CredentialRetrievalError,
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
     ResponseStreamingError,
     SSLError,
+    SSOError,
+    TokenRetrievalError,
 )
 from urllib3.exceptions import HTTPError
 
@@ -34,7 +37,6 @@ _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFu
 _HINTS = {
     "InvalidAccessKeyId": "the access key is not known there; look at access_key or profile",
     "SignatureDoesNotMatch": "the secret key is not the access key's; look at secret_key or profile",
-    "ExpiredToken": "the session has expired; log in again, or use keys that do not expire",
     "RequestTimeTooSkewed": "set this node's clock (chronyc makestep): it and the store's differ too much",
     "NoSuchBucket": "make the bucket, or correct the url",
     "AccessDenied": "give the key the right; docs/s3.md lists which are needed",
@@ -42,6 +44,23 @@ _HINTS = {
     "GlacierExpeditedRetrievalNotAvailable": "no expedited recall can be had now; set recall's tier to standard",
     "MethodNotAllowed": "this store cannot do that",
 }
+
+
+EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed"}
+
+
+class SessionExpired(Unavailable):
+    """The keys were good until now, and no newer ones are to be had yet. What is up there stays."""
+
+    default_hint = (
+        "log in again, or renew the keys that the site file refers to; the parts that are up stay, and a rerun "
+        "sends only what is missing"
+    )
+
+
+class KeysRefused(DestinationError):
+    """The store does not take the keys, or their signature. What is up there stays."""
 
 
 class Forbidden(DestinationError):
@@ -58,6 +77,11 @@ def status_of(error: BaseException) -> int:
 def code_of(error: BaseException) -> str:
     """The S3 code of a refusal, or its status as text where an answer has no body (HEAD)."""
     return str(_response(error).get("Error", {}).get("Code", ""))
+
+
+def is_expired(error: BaseException) -> bool:
+    """Whether the store takes these keys no longer. The answer to a HEAD has no words: it may be so then."""
+    return code_of(error) in (*EXPIRED, "400")
 
 
 def is_passing(error: Exception) -> bool:
@@ -89,6 +113,10 @@ def as_destination_error(error: Exception, name: str, what: str) -> DestinationE
         return DestinationError(
             text, subject=name, hint="give access_key and secret_key as references, or a profile"
         )
+    if code in EXPIRED or isinstance(error, CredentialRetrievalError | SSOError | TokenRetrievalError):
+        return SessionExpired(text, subject=name)
+    if code in _KEYS:
+        return KeysRefused(text, subject=name, hint=hint)
     if code in _FULL or status == 507:
         return MediumFull(text, subject=name)
     if isinstance(error, Redirected):

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from nightferry.destination.s3.bucket import DIGEST, Bucket, PartThere, proof, whole_crc
-from nightferry.destination.s3.failure import Forbidden
+from nightferry.destination.s3.failure import Forbidden, KeysRefused
 from nightferry.destination.s3.parts import (
     MEMORY_BYTES,
     MOST_PARTS,
@@ -30,7 +30,7 @@ from nightferry.destination.s3.parts import (
     joined_crc,
     part_sizes,
 )
-from nightferry.errors import Cancelled, NightferryError, Unavailable
+from nightferry.errors import Cancelled, DestinationError, NightferryError, Unavailable
 from nightferry.progress import Cancel
 from nightferry.units import MIB
 
@@ -176,8 +176,8 @@ def _streamed(again: Callable[[int], Iterator[memoryview]], at: int, size: int) 
 
 
 def _continues(error: NightferryError) -> bool:
-    """Whether the next try can go on from the parts that are up."""
-    return error.retryable or isinstance(error, Cancelled)
+    """Whether the next try can go on from the parts that are up, or somebody must see to the keys first."""
+    return error.retryable or isinstance(error, Cancelled | Forbidden | KeysRefused)
 
 
 def _send(one: _Object, upload_id: str, part: Part, there: PartThere | None, stop: threading.Event) -> _Sent:
@@ -296,7 +296,7 @@ class _Object:
         """Aborts the upload; a store that does not let us keeps it, and `check` lists it."""
         try:
             self._bucket.abort(self._key, upload_id)
-        except (Forbidden, Unavailable) as error:
+        except DestinationError as error:
             log.warning("%s: the parts of %s stay there: %s", self._bucket.name, self._key, error)
 
     def _commit(self, verb: str, params: dict[str, Any], size: int, crc: int, upload_id: str = "") -> Stored:
