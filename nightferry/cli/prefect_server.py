@@ -11,6 +11,7 @@ the machine reaches loopback, and whoever can write to the API commands the work
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from nightferry.errors import PrefectRequired
 from nightferry.ops.prefect_api import accepts, answers
+from nightferry.ops.state import make_private_folder, state_home, write_private
 
 START_S = 90.0
 """How long our own server may take to start: its first start makes its database."""
@@ -77,25 +79,9 @@ class Server:
 
 
 def state_folder(site_name: str, site_path: Path) -> Path:
-    """Where the site's background server keeps its database, log and note; made when it is not there.
-
-    ``NIGHTFERRY_STATE`` names the parent; else ``/var/lib/nightferry`` for root and the user's XDG state
-    folder.
-    """
-    given = os.environ.get("NIGHTFERRY_STATE")
-    if given:
-        parent = Path(given)
-    elif os.geteuid() == 0:
-        parent = Path("/var/lib/nightferry")
-    else:
-        home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-        parent = Path(home) / "nightferry"
-    import hashlib
-
+    """Where the site's background server keeps its database, log and note; made when it is not there."""
     key = hashlib.sha256(str(site_path.resolve()).encode()).hexdigest()[:8]
-    folder = parent / f"{site_name}-{key}"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
+    return make_private_folder(state_home() / f"{site_name}-{key}")
 
 
 def use_server(folder: Path, say: Callable[[str], None]) -> Server:
@@ -190,7 +176,7 @@ def _auth_string(folder: Path) -> str:
     known = _known_auth_string(folder)
     if not known:
         known = f"nightferry:{secrets.token_hex(24)}"
-        write_private(folder / AUTH_FILE, known + "\n")
+        write_private(folder / AUTH_FILE, f"{known}\n".encode())
     return known
 
 
@@ -249,19 +235,10 @@ def _start(folder: Path) -> Server:
                 "the site's own Prefect server does not start", hint=f"see {log}", subject=str(folder)
             )
         time.sleep(0.1)
-    write_private(folder / CLIENT_FILE, f"PREFECT_API_URL={url}\nPREFECT_API_AUTH_STRING={auth}\n")
-    write_private(folder / "server.json", json.dumps({"url": url, "pid": process.pid}))
+    client = f"PREFECT_API_URL={url}\nPREFECT_API_AUTH_STRING={auth}\n"
+    write_private(folder / CLIENT_FILE, client.encode())
+    write_private(folder / "server.json", json.dumps({"url": url, "pid": process.pid}).encode())
     return Server(url, process.pid, own=True, started=True, folder=folder)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that only this user can read, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "w") as file:
-        file.write(text)
-    partial.replace(path)
 
 
 @contextmanager

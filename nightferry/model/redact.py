@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable
-
-from nightferry.model.text import safe
+from urllib.parse import quote
 
 _SECRET = re.compile(
     r"""(?ix) \b ([\w-]*(?:password|secret|token|key|dsn|user)[\w-]*) (\s*=\s*)
@@ -13,19 +13,6 @@ _SECRET = re.compile(
 )
 _CREDENTIALS_IN_URL = re.compile(r"://[^/\s\"']*@")
 _REFERENCE = re.compile(r"\b(env|file|block):[^\s\"',}]+")
-
-_TOLD = re.compile(
-    r"""(?ix) ([\w-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|credential)s?[\w-]* ["']? \s* [=:]) \s*
-    (?: "[^"]*" | '[^']*' | \S+ )"""
-)
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}")
-
-
-def without_secrets(text: str) -> str:
-    """One line of what a foreign program said, safe to show, with what looks like a secret taken out."""
-    text = _CREDENTIALS_IN_URL.sub("://…@", text)
-    text = _BEARER.sub(r"\1 ‹redacted›", text)
-    return safe(_TOLD.sub(r"\1 ‹redacted›", text))
 
 
 def redacted(text: str) -> str:
@@ -41,6 +28,17 @@ def scrubbed(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "‹redacted›")
     return _CREDENTIALS_IN_URL.sub("://…@", text)
+
+
+def without(content: bytes, secrets: Iterable[str]) -> bytes:
+    """The content with every secret in it replaced, as it is and as base64 and percent encoding write it."""
+    forms = set()
+    for secret in secrets:
+        plain = secret.encode()
+        forms |= {plain, quote(secret, safe="").encode(), base64.b64encode(plain), plain.hex().encode()}
+    for form in sorted(forms, key=len, reverse=True):
+        content = content.replace(form, "‹redacted›".encode())
+    return content
 
 
 def _line(line: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
-from nightferry.errors import ConfigError
+from nightferry.errors import ConfigError, NightferryError
 
 MAX_BYTES = 64 << 10
 
@@ -62,6 +62,30 @@ def resolve_secret(reference: str, *, environ: Mapping[str, str] = os.environ) -
         return SecretStr(_read_block(name))
     # What is not a reference may be the secret itself, so it is not repeated.
     raise ConfigError("a secret must be a reference", hint="write env:NAME, file:/PATH or block:NAME")
+
+
+def known_secrets(settings: BaseModel) -> set[str]:
+    """Every secret that settings refer to, as far as it can be read here; and what this process shows Prefect."""
+    found = {os.environ.get(name, "") for name in ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")}
+    found |= {auth.partition(":")[2] for auth in found}
+    for reference in _references(settings.model_dump()):
+        try:
+            found.add(resolve_secret(reference).get_secret_value())
+        except NightferryError:
+            continue  # what cannot be read here cannot be compared with
+    return found - {""}
+
+
+def _references(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        if is_reference(value):
+            yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _references(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _references(each)
 
 
 def _from_environment(name: str, environ: Mapping[str, str]) -> SecretStr:

@@ -8,17 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from nightferry.cluster.run import run_program
+from nightferry.cluster.run import Finished, run_program
 from nightferry.errors import Cancelled, HookFailed, NightferryError
 from nightferry.model.hooks import Hook, HookStage, HookWhen
-from nightferry.model.redact import without_secrets
+from nightferry.model.redact import without
+from nightferry.model.secrets import known_secrets
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.state import make_private_folder, state_home, write_private
 from nightferry.progress import Cancel, Progress
+from nightferry.units import format_size
 
 log = logging.getLogger(__name__)
 
-LAST_LINES = 5
-"""Lines of a failed hook's stderr that its error tells."""
+MOST_OUTPUT_BYTES = 256 << 10
+"""What is kept of each of a failed hook's outputs: its end."""
 
 
 @dataclass(slots=True)
@@ -56,7 +59,7 @@ def hooked(
         cancel: Ends a ``before`` hook; ``after`` hooks end at their deadlines.
 
     Raises:
-        HookFailed: a hook did not end with 0 within its deadline; names it with its last words.
+        HookFailed: a hook did not end with 0 within its deadline; names it, and the file with what it wrote.
     """
     hooks = [h for h in opened.site.hooks if h.stage == stage and h.is_for(back_group)]
     told = {
@@ -71,13 +74,13 @@ def hooked(
     state = Stage()
     try:
         for hook in _of(hooks, "before"):
-            _run(hook, told | {"NIGHTFERRY_WHEN": "before"}, progress, cancel)
+            _run(opened, hook, told | {"NIGHTFERRY_WHEN": "before"}, progress, cancel)
         yield state
     except BaseException:
-        for failed in _after(hooks, told, "failed", progress):
+        for failed in _after(opened, hooks, told, "failed", progress):
             log.error("%s", failed)
         raise
-    for failed in _after(hooks, told, state.result, progress):
+    for failed in _after(opened, hooks, told, state.result, progress):
         raise failed
 
 
@@ -85,19 +88,27 @@ def _of(hooks: list[Hook], when: HookWhen) -> list[Hook]:
     return [hook for hook in hooks if hook.when == when]
 
 
-def _after(hooks: list[Hook], told: dict[str, str], result: str, progress: Progress) -> list[HookFailed]:
+def _after(
+    opened: OpenSite, hooks: list[Hook], told: dict[str, str], result: str, progress: Progress
+) -> list[HookFailed]:
     """Runs every ``after`` hook, whatever becomes of the others; returns those that failed."""
     failed = []
     for hook in _of(hooks, "after"):
         try:
             # A stop was perhaps asked for already: what puts things back in order runs all the same.
-            _run(hook, told | {"NIGHTFERRY_WHEN": "after", "NIGHTFERRY_RESULT": result}, progress, Cancel())
+            _run(
+                opened,
+                hook,
+                told | {"NIGHTFERRY_WHEN": "after", "NIGHTFERRY_RESULT": result},
+                progress,
+                Cancel(),
+            )
         except HookFailed as error:
             failed.append(error)
     return failed
 
 
-def _run(hook: Hook, told: dict[str, str], progress: Progress, cancel: Cancel) -> None:
+def _run(opened: OpenSite, hook: Hook, told: dict[str, str], progress: Progress, cancel: Cancel) -> None:
     named = f"hook {hook.name} {hook.when} {hook.stage}"
     progress.say(f"{named}: runs", subject=told["NIGHTFERRY_BACK_GROUP"])
     try:
@@ -107,7 +118,30 @@ def _run(hook: Hook, told: dict[str, str], progress: Progress, cancel: Cancel) -
     except NightferryError as error:
         raise HookFailed(f"{named} failed: {error.message}", subject=hook.name) from error
     if ended.code != 0:
-        lines = [line.strip() for line in ended.stderr.decode(errors="replace").splitlines() if line.strip()]
-        last = " | ".join(without_secrets(line) for line in lines[-LAST_LINES:])
         how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-        raise HookFailed(f"{named} failed with {how}: {last or 'it said nothing'}", subject=hook.name)
+        kept = _keep_output(opened, hook, told, how, ended)
+        raise HookFailed(f"{named} failed with {how}; what it wrote: {kept}", subject=hook.name)
+
+
+def _keep_output(opened: OpenSite, hook: Hook, told: dict[str, str], how: str, ended: Finished) -> str:
+    """Keeps what a failed hook wrote on this node, where only this user reads it.
+
+    It may say anything, secrets too, and no pattern finds them all: so none of it goes to a terminal, a log or
+    Prefect. The secrets that this node knows of are taken out of the file as well. There is one file for each hook,
+    stage and BACK group; the next failure replaces it.
+
+    Returns:
+        Where it lies; or why it could not be kept.
+    """
+    name = f"{hook.name}.{hook.when}-{hook.stage}.{told['NIGHTFERRY_BACK_GROUP']}.txt"
+    head = f"{opened.clock.now():%Y-%m-%d %H:%M:%S}Z  run {told['NIGHTFERRY_RUN']}  {how}\n"
+    parts = [head.encode()]
+    for title, output in (("stdout", ended.stdout), ("stderr", ended.stderr)):
+        cut = f", its last {format_size(MOST_OUTPUT_BYTES)}" if len(output) > MOST_OUTPUT_BYTES else ""
+        parts += [f"--- {title}{cut}\n".encode(), output[-MOST_OUTPUT_BYTES:]]
+    try:
+        folder = make_private_folder(state_home() / f"{opened.site.name}-hooks")
+        write_private(folder / name, without(b"".join(parts), known_secrets(opened.site)))
+    except OSError as error:
+        return f"not kept: {error.strerror}"
+    return f"{opened.here or opened.host}:{folder / name}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nightferry.errors import Cancelled, HookFailed
+from nightferry.model.load import load_site
+from nightferry.model.secrets import known_secrets
 from nightferry.ops import surroundings
 from nightferry.ops.hooks import hooked
 from nightferry.ops.opened import OpenSite
@@ -18,6 +21,11 @@ from tests.support.prefect_site import until
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
 Make = Callable[..., OpenSite]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTFERRY_STATE", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -61,6 +69,7 @@ def test_a_hook_is_told_everything_by_a_clean_environment(make: Make, tmp_path: 
     told = (tmp_path / "told").read_text().splitlines()
     assert told[-1] == "an argument"
     values = dict(line.split("=", 1) for line in told[:-1])
+    del values["NIGHTFERRY_PROGRAM"]  # by which its children are found
     assert {k: v for k, v in values.items() if k.startswith("NIGHTFERRY_")} == {
         "NIGHTFERRY_SITE_NAME": "TEX",
         "NIGHTFERRY_RUN": "20261110-TEX-BACK-1",
@@ -104,29 +113,81 @@ def test_hooks_run_in_order_and_after_hooks_are_told_the_result(make: Make, tmp_
 def test_a_failed_before_hook_keeps_the_stage_from_running_and_is_cleaned_up_after(
     make: Make, tmp_path: Path
 ) -> None:
-    script = r"""echo one >&2; for n in 1 2 3 4; do echo "line $n" >&2; done
-printf 'token=abcd1234 \033[31mred http://u:p@host/\n' >&2; exit 7"""
     with (
-        make(("thaw", "after", "touch thawed"), ("freeze", "before", script)) as opened,
+        make(("thaw", "after", "touch thawed"), ("freeze", "before", "exit 7")) as opened,
         pytest.raises(HookFailed) as failed,
     ):
         run(opened)
-    assert failed.value.message == (
-        "hook freeze before stage-one failed with exit code 7: line 1 | line 2 | line 3 | line 4 | "
-        r"token= ‹redacted› \x1b[31mred http://…@host/"
+    assert failed.value.message.startswith(
+        "hook freeze before stage-one failed with exit code 7; what it wrote: "
     )
     assert (failed.value.exit_code, failed.value.subject) == (50, "freeze")
     assert not (tmp_path / "ran").exists()
     assert (tmp_path / "thawed").exists()
 
 
+SEVEN_FORMS = r"""
+secret="$(cat known)"
+echo "password $secret" >&2; echo "TOKEN=$secret" >&2; echo "curl -u u:$secret" >&2
+echo "{'pass': '$secret'}"; printf %s "$secret" | base64 >&2; printf %s "$secret" | od -An -tx1 | tr -d ' \n'; echo
+echo "http://u:$secret@host/" >&2; echo "unknown to us: hunter2" >&2; exit 3
+"""
+
+
+def test_what_a_failed_hook_wrote_goes_to_a_private_file_without_the_secrets_we_know(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NF_TEST_SECRET", secret := "kP9+x/3vQ==")
+    (tmp_path / "known").write_text(secret)
+    said = []
+    with make(("h", "before", SEVEN_FORMS)) as opened:
+        monkeypatch.setattr("nightferry.ops.hooks.known_secrets", lambda site: {os.environ["NF_TEST_SECRET"]})
+        with pytest.raises(HookFailed) as failed:
+            run(opened)
+        said += [failed.value.message, failed.value.hint, caplog.text]
+    _, _, where = failed.value.message.partition("what it wrote: ")
+    path = Path(where.partition(":")[2])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    kept = path.read_text()
+    encoded = subprocess.run(
+        ["base64"], input=secret, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    for form in (secret, encoded, secret.encode().hex()):
+        assert form not in kept
+    assert kept.count("‹redacted›") == 7
+    assert "unknown to us: hunter2" in kept
+    assert not any("hunter2" in text or secret in text for text in said)
+
+
+@pytest.mark.parametrize(
+    "line", ["A" * (1 << 20), "a=" * (1 << 19), "://" * (1 << 18), "bearer " * (1 << 17)]
+)
+def test_a_megabyte_in_one_line_costs_nothing(make: Make, tmp_path: Path, line: str) -> None:
+    (tmp_path / "line").write_text(line)
+    with make(("h", "before", "cat line >&2; exit 1")) as opened, pytest.raises(HookFailed):
+        run(opened)
+
+
+def test_secrets_of_a_site_file_are_found_wherever_it_refers_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NF_ACCESS", "an access key")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "user:its word")
+    (tmp_path / "word").write_text("a secret key")
+    (tmp_path / "word").chmod(0o600)
+    keys = f'access_key = "env:NF_ACCESS"\nsecret_key = "file:{tmp_path}/word"\n'
+    more = f'[[destinations]]\nname = "cloud"\nkind = "s3"\nurl = "s3://b/p"\nendpoint = "http://127.0.0.1:9"\n{keys}'
+    site = SmallSite(tmp_path, more=more).build()
+    model = load_site(site.file).site
+    assert known_secrets(model) >= {"an access key", "a secret key", "its word", "user:its word"}
+
+
 def test_a_failed_after_hook_fails_a_stage_that_ran_and_keeps_no_other_from_running(
     make: Make, tmp_path: Path
 ) -> None:
     with make(("bad", "after", "exit 1"), ("good", "after", "touch good")) as opened:
-        with pytest.raises(
-            HookFailed, match="hook bad after stage-one failed with exit code 1: it said nothing"
-        ):
+        with pytest.raises(HookFailed, match="hook bad after stage-one failed with exit code 1"):
             run(opened)
         (tmp_path / "good").unlink()
         # The stage's own error says more than that of a hook after it.
