@@ -18,6 +18,7 @@ from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.drives import expectation
 from nightferry.ops.hooks import hooked
+from nightferry.ops.marker import require_ours
 from nightferry.ops.move import require_handed_over, take_over
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.ownership import watched
@@ -114,6 +115,7 @@ def _all_destinations(
 def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
     here = opened(site)
     try:
+        require_ours(here, destination, marking=True)
         lanes = here.destination(destination).lanes
     except NightferryError as error:
         PrefectProgress().say(f"it cannot be opened: {error}", subject=destination)

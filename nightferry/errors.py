@@ -184,6 +184,12 @@ class Retained(NotRemoved):
     default_hint = "the next `nightferry expire` tries again"
 
 
+class NotVisible(DestinationError):
+    """The key may not see what is there."""
+
+    default_hint = "give the key the right to read; docs/s3.md lists which are needed"
+
+
 class NotOurs(NotRemoved):
     """Nothing proves that what lies there was written by this site: it is left alone."""
 

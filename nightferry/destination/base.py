@@ -285,6 +285,31 @@ class Recalls(Protocol):
         """
 
 
+@runtime_checkable
+class Marked(Protocol):
+    """What a ``Destination`` can do besides when one site has it to itself. A tape library is none: each of its
+    cartridges is known by its label."""
+
+    @property
+    def name(self) -> str: ...
+
+    def marker(self) -> bytes | None:
+        """What it says of whose it is; None when it does not.
+
+        Raises:
+            NotVisible: the key may not look.
+        """
+
+    def put_marker(self, text: bytes) -> None:
+        """Puts a marker where there is none; one that is there stays. Who must know reads it afterwards."""
+
+    def images(self) -> Iterator[str]:
+        """Names of the images that something lies of, whole or not."""
+
+    def has_copy(self, location: Mapping[str, Any], digest: str, mark: SiteMark) -> bool:
+        """Whether the copy that the catalog knows is there; see ``ours.is_proved``."""
+
+
 class Register(Protocol):
     """What a tape library asks of the catalog; ops hands it in, as destination and catalog never meet."""
 

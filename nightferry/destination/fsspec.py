@@ -41,6 +41,7 @@ from nightferry.destination.drivers import open_driver
 from nightferry.destination.leftovers import Entry, foreign, left_in, refuse_foreign
 from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadAt
 from nightferry.destination.ours import (
+    MARKER,
     MARKER_BYTES,
     ORIGIN,
     Origin,
@@ -350,6 +351,24 @@ class FsspecDestination:
             if said is not None:
                 meta = self._objects.read(f"images/{image}/{META}")
                 yield Found(image, said["epoch"], location_of(said), meta)
+
+    def marker(self) -> bytes | None:
+        """See ``Marked.marker``. Looking makes no root."""
+        size = self._objects.size(MARKER)
+        return None if size is None else self._objects.read(MARKER, 0, min(size, MARKER_BYTES))
+
+    def put_marker(self, text: bytes) -> None:
+        self._require()
+        self._objects.create(MARKER, text)
+
+    def images(self) -> Iterator[str]:
+        """See ``Marked.images``. Looking makes no root."""
+        return (name for name in self._objects.names("images") if is_image(name))
+
+    def has_copy(self, location: Mapping[str, Any], digest: str, mark: SiteMark) -> bool:
+        self._require()
+        image = place_of(location)[0]
+        return is_proved(self._read_in(image), image, mark, digest)
 
     def put_catalog(self, name: str, data: bytes) -> None:
         self._require()

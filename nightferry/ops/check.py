@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nightferry.errors import ClusterError, NightferryError
+from nightferry.errors import ClusterError, NightferryError, OtherSite
 from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.model.selection import diff
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.ops import surroundings
+from nightferry.ops.marker import require_ours
 from nightferry.ops.move import placement
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.prefect_api import prefect_api
 from nightferry.ops.room import free_room, may_free
+from nightferry.ops.whose import known_mark
 from nightferry.plan.layout import Layout
 from nightferry.units import format_size
 
@@ -221,6 +223,10 @@ def _same_disk(store: Any, staging: Path) -> bool:
 
 
 def _catalog(opened: OpenSite) -> Iterator[Finding]:
+    try:
+        known_mark(opened.catalog, opened.site.site.name)
+    except OtherSite as error:
+        yield Finding("NF-CAT-004", "fail", error.message, error.hint)
     path = opened.site.catalog_path
     if path is None:
         from nightferry.ops.catalog_bucket import BucketStorage
@@ -265,7 +271,12 @@ def _cluster(opened: OpenSite) -> Iterator[Finding]:
 def _destinations(opened: OpenSite) -> Iterator[Finding]:
     for settings in opened.site.destinations:
         try:
-            yield from opened.destination(settings.name).check()
+            found = opened.destination(settings.name).check()
+            yield from found
+            if all(finding.severity != "fail" for finding in found):
+                require_ours(opened, settings.name)
+        except OtherSite as error:
+            yield Finding("NF-DEST-003", "fail", error.message, error.hint)
         except NightferryError as error:
             yield Finding("NF-DEST-001", "fail", f"destination {settings.name}: {error}", error.hint)
     for group in opened.site.groups:

@@ -95,6 +95,8 @@ class OpenSite:
         self._throttles: dict[str, Throttle] = {}
         self._mark: SiteMark | None = None
         self._mark_lock = threading.Lock()
+        self.proved: set[str] = set()
+        """Destinations that were seen to be this site's; see ``ops.marker.require_ours``."""
         self._seen: dict[str, tuple[float, bool]] = {}
         self.held: dict[str, RunLock | BorrowedLock] = {}
         """BACK groups whose run lock this process holds, or works under; see ``ops.run.run_lock``."""
@@ -321,6 +323,7 @@ class OpenSite:
         """Unloads and unlocks a destination; it is opened again when next asked for."""
         with self._lock:
             destination = self._destinations.pop(name, None)
+            self.proved.discard(name)
         if destination is not None:
             destination.close()
 

@@ -14,11 +14,13 @@ from typing import Any, Literal
 from nightferry.cluster.disk import FOLDER
 from nightferry.destination.base import Leftover
 from nightferry.destination.tape.pool import is_being_written
-from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, NightferryError
+from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, NightferryError, OtherSite
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.names import parse_image_name
 from nightferry.model.records import OUTLIVED, THERE, CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.whose import known_mark
 from nightferry.plan.retention import Candidate, Verdict, judge, night_of
 from nightferry.units import counted
 
@@ -109,10 +111,12 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
 
     Raises:
         ConfigError: no such destination.
+        OtherSite: it is another site's catalog.
     """
     if destination is not None:
         opened.site.destination(destination)
     opened.catalog.refresh()
+    known_mark(opened.catalog, opened.site.site.name)
     names = [d.name for d in opened.site.destinations if destination in (None, d.name)]
     rows: list[CopyOutlook] = []
     errors: dict[str, NightferryError] = {}
@@ -122,6 +126,7 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
     for name in names:
         found = list(_copies_at(opened, name, spared))
         try:
+            _require_ours(opened, name, used=bool(found))
             found = [_unless_locked(opened, row) for row in found]
         except (DestinationError, ConfigError) as error:
             errors[name] = error
@@ -145,6 +150,20 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
         errors,
         frozenset(away),
     )
+
+
+def _require_ours(opened: OpenSite, destination: str, *, used: bool) -> None:
+    """Raises:
+    OtherSite: it is another site's.
+    DestinationError, ConfigError: it cannot be looked at, and was ``used``.
+    """
+    try:
+        require_ours(opened, destination)
+    except OtherSite:
+        raise
+    except (DestinationError, ConfigError):
+        if used:
+            raise
 
 
 def implausible(opened: OpenSite, outlook: Outlook) -> ImplausibleExpiry | None:

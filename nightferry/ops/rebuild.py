@@ -20,8 +20,9 @@ from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import Destination, Found
-from nightferry.errors import CatalogError, ConfigError, IntegrityError, MediumDamaged
+from nightferry.destination.base import Destination, Found, Marked, SiteMark
+from nightferry.destination.ours import MARKER, parse_marker
+from nightferry.errors import CatalogError, ConfigError, IntegrityError, MediumDamaged, OtherSite
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import parse_run
 from nightferry.model.records import (
@@ -32,11 +33,12 @@ from nightferry.model.records import (
     ImageRecord,
     LeaseRecord,
     RunRecord,
+    SiteRecord,
 )
 from nightferry.model.site import Site, is_bucket
 from nightferry.model.text import safe
 from nightferry.ops.encode import image_of
-from nightferry.ops.opened import OpenSite
+from nightferry.ops.opened import OpenSite, operator
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.digest import image_digest
 from nightferry.units import counted
@@ -99,6 +101,7 @@ def rebuild(
         ConfigError: ``to`` is neither.
         CatalogError: ``to`` is not empty or cannot be written; there is nothing at the destination.
         DestinationError: the destination is not there or does not answer.
+        OtherSite: the destination is another site's.
     """
     with ExitStack() as stack:
         place = _empty_place(loaded.site, to, clock, stack)
@@ -112,7 +115,9 @@ def rebuild(
             cancel.check()
             found.append(one)
         progress.say(f"{counted(len(found), 'copy', 'copies')} found", subject=copy)
-        catalog = _newest_copy(destination, done, clock)
+        marker = _marker(destination, done)
+        catalog = _newest_copy(destination, marker, done, clock)
+        _require_same_site(catalog, marker, loaded.site, copy)
         if not found and catalog.is_empty:
             raise CatalogError(
                 f"there is neither a copy of an image nor of the catalog at {copy}",
@@ -132,6 +137,8 @@ def rebuild(
         for drive in catalog.all(DriveLeaseRecord):
             if drive.state == "held":
                 catalog.append(drive.model_copy(update={"state": "free"}))
+        if marker is not None and catalog.latest(SiteRecord, "site") is None:
+            catalog.append(SiteRecord(name=marker.site, id=marker.id, who=operator(), at=clock.now()))
         data = catalog.export()
         done.events = Catalog.from_export(data, place, clock=clock).last
         done.images = len(catalog.all(ImageRecord))
@@ -166,7 +173,34 @@ def _require_empty(to: str, contents: Iterable[str]) -> None:
         )
 
 
-def _newest_copy(destination: Destination, done: Rebuilt, clock: Clock) -> Catalog:
+def _marker(destination: Destination, done: Rebuilt) -> SiteMark | None:
+    """Whose the destination is, as far as it says so."""
+    if not isinstance(destination, Marked):
+        return None
+    text = destination.marker()
+    found = None if text is None else parse_marker(text)
+    if text is not None and found is None:
+        done.notes.append(f"{MARKER} at {destination.name} does not say whose it is")
+    return found
+
+
+def _require_same_site(catalog: Catalog, marker: SiteMark | None, site: Site, copy: str) -> None:
+    """The site of marker and copy of the catalog is that of the site file, by the name that it had last.
+
+    Raises:
+        OtherSite: it is another one.
+    """
+    record = catalog.latest(SiteRecord, "site")
+    last = SiteMark(record.name, record.id) if record is not None else marker
+    if last is not None and last.site != site.site.name:
+        raise OtherSite(
+            f"what lies at {copy} is of {last}, and the site file is that of site {site.site.name}",
+            hint="name a destination of this site with --copy, or correct [site] name in the site file",
+            subject=copy,
+        )
+
+
+def _newest_copy(destination: Destination, marker: SiteMark | None, done: Rebuilt, clock: Clock) -> Catalog:
     """The newest copy of the catalog that can be read, in memory; an empty one when there is none."""
     for name in destination.catalog_copies():
         try:
@@ -174,6 +208,11 @@ def _newest_copy(destination: Destination, done: Rebuilt, clock: Clock) -> Catal
             found = Catalog.from_export(data, MemoryStorage(), clock=clock)
         except (CatalogError, MediumDamaged) as error:
             done.notes.append(f"{safe(name)} is of no use: {error}")
+            continue
+        record = found.latest(SiteRecord, "site")
+        if record is not None and marker is not None and record.id != marker.id:
+            whose = SiteMark(record.name, record.id)
+            done.notes.append(f"{safe(name)} is of no use: it is of {whose}, the place of {marker}")
             continue
         done.begun_from = name
         return found

@@ -224,10 +224,12 @@ def begin_run(
 
     Raises:
         ConfigError: an unknown name, or a storage group of another BACK group.
+        OtherSite: it is another site's catalog.
     """
     if level not in (None, 0):
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     opened.catalog.refresh()
+    opened.mark()
     if opened.sees(back_group):
         clear_leftovers(opened, back_group)
     wanted = _selection(opened, back_group, groups, stores)

@@ -26,6 +26,7 @@ from nightferry.errors import (
 )
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded
+from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.read_back import verify_copy
@@ -125,9 +126,11 @@ def made_before(
     """The copy that an earlier try left at the destination, verified now if it was not; None without one.
 
     Raises:
+        OtherSite: the destination is not this site's.
         IntegrityError, DestinationError: see ``verify_copy``.
     """
     opened.catalog.refresh()
+    require_ours(opened, destination, marking=True)
     copy = _arrived(opened, opened.destination(destination), image)
     if copy is None or copy.state == "verified":
         return copy
@@ -267,6 +270,7 @@ class Renamed:
 
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
     """Keeps a copy of the catalog at a destination, against the loss of its disk; returns its name."""
+    require_ours(opened, destination, marking=True)
     name = f"catalog-{when:%Y%m%dT%H%M%SZ}.parquet"
     opened.destination(destination).put_catalog(name, opened.catalog.export())
     return name

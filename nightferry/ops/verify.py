@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from nightferry.errors import (
     BusyError,
+    ConfigError,
     CopyMissing,
     DestinationError,
     IntegrityError,
     MediumDamaged,
     NeedsRecall,
     NightferryError,
+    OtherSite,
     StagingFull,
 )
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
+from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.passes import in_passes
 from nightferry.ops.places import open_place, places_of
@@ -30,6 +34,8 @@ from nightferry.plan.restore_order import Choice, stops
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.files import NO_SPACE
 from nightferry.units import format_size
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,8 @@ def verify_copies(
         cancel: Seen at every chunk.
     """
     vault = opened.offsite()
+    for name in [destination] if destination is not None else [d.name for d in opened.site.destinations]:
+        _require_ours_if_there(opened, name)
     here = []
     for copy in copies_to_verify(opened, destination):
         away = [s.barcode for s in stops(copy) if s.barcode in vault.get(copy.destination, ())]
@@ -102,6 +110,18 @@ def verify_copies(
         return check_one(opened, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
 
     yield from in_passes(opened, here, lambda copy: copy, check, cancel)
+
+
+def _require_ours_if_there(opened: OpenSite, name: str) -> None:
+    """Raises:
+    OtherSite: it is another site's. Of a destination that cannot be looked at each copy says so.
+    """
+    try:
+        require_ours(opened, name)
+    except OtherSite:
+        raise
+    except (DestinationError, ConfigError) as error:
+        log.info("whose %s is was not seen: %s", name, error.message)
 
 
 def check_one(

@@ -42,7 +42,17 @@ from nightferry.destination.copies import (
     side_path,
     watched,
 )
-from nightferry.destination.ours import MARKER_BYTES, NAMES, ORIGIN, is_catalog, render_origin, require_free
+from nightferry.destination.ours import (
+    MARKER,
+    MARKER_BYTES,
+    NAMES,
+    ORIGIN,
+    is_catalog,
+    is_image,
+    is_proved,
+    render_origin,
+    require_free,
+)
 from nightferry.destination.s3 import expiry
 from nightferry.destination.s3.archive import archived, ask
 from nightferry.destination.s3.backoff import Backoff
@@ -54,7 +64,14 @@ from nightferry.destination.s3.parts import Memory, crc64, crc_text, joined_crc
 from nightferry.destination.s3.probe import checks_checksums
 from nightferry.destination.s3.reader import READ_AHEAD_BYTES, ObjectReader
 from nightferry.destination.s3.upload import Stored, Uploader
-from nightferry.errors import Cancelled, DestinationError, MediumDamaged, NeedsRecall, NightferryError
+from nightferry.errors import (
+    Cancelled,
+    DestinationError,
+    MediumDamaged,
+    NeedsRecall,
+    NightferryError,
+    NotVisible,
+)
 from nightferry.model.destinations import Lock, Recall, S3Settings
 from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
@@ -398,6 +415,31 @@ class S3Destination:
             meta = None if said is None else self._bucket.get(f"images/{image}/{META}", _MOST_BYTES[META])
             if said is not None and meta is not None:
                 yield Found(image, said["epoch"], location_of(said), meta)
+
+    def marker(self) -> bytes | None:
+        try:
+            return self._bucket.get(MARKER, MARKER_BYTES)
+        except Forbidden as error:
+            raise NotVisible(error.message, subject=self.name, hint=error.hint) from error
+
+    def put_marker(self, text: bytes) -> None:
+        """See ``Marked.put_marker``. Where conditions are not honoured two at once may both write it."""
+        marker: dict[str, Any] = {"Key": self._bucket.key(MARKER), "Body": text} | proof(
+            text, checks_checksums(self._bucket)
+        )
+        put = self._bucket.call("put_object", IfNoneMatch="*", unless=(400, 409, 412, 501), **marker)
+        try:
+            if put is None and self._bucket.head(MARKER) is None:
+                self._bucket.call("put_object", **marker)
+        except Forbidden:
+            return  # it was refused because one is there, or because nothing can be known of it
+
+    def images(self) -> Iterator[str]:
+        return (name for name in self._bucket.folders("images") if is_image(name))
+
+    def has_copy(self, location: Mapping[str, Any], digest: str, mark: SiteMark) -> bool:
+        image = place_of(location)[0]
+        return is_proved(self._read_in(image), image, mark, digest)
 
     def put_catalog(self, name: str, data: bytes) -> None:
         """See ``Destination.put_catalog``. A key that may only write keeps them all."""
