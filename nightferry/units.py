@@ -46,14 +46,14 @@ def parse_duration(text: str | int | float) -> float:
     return float(match[1]) * _DURATION_UNITS[match[2]]
 
 
-def parse_percent(text: str) -> float:
+def parse_percent(text: str, *, limit: float = 100) -> float:
     """``"5 %"`` → 0.05.
 
     Raises:
-        ValueError: not a percentage between 0 and 100.
+        ValueError: not a percentage between 0 and ``limit``.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
-    if match is None or float(match[1]) > 100:
+    if match is None or float(match[1]) > limit:
         raise ValueError(f"not a percentage: {text!r}; write for example '5 %'")
     return float(match[1]) / 100
 

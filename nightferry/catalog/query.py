@@ -254,6 +254,10 @@ class Catalog:
                 if approval.sequence > recorded.sequence
             )
 
+    def is_whole(self, image: ImageRecord) -> bool:
+        """Whether the image is whole, or was suspect and an operator approved it as what the store is now."""
+        return image.state == "whole" or (image.state == "suspect" and self.accepted(image))
+
     def selection(self, group: str) -> SelectionRecord | None:
         """The storage group's fixed list of stores."""
         return self.latest(SelectionRecord, group)
@@ -288,7 +292,7 @@ class Catalog:
         """
         for image in self.images(group, store):
             in_time = when is None or image.started <= when
-            if in_time and image.state == "whole" and not self.expired(image.image):
+            if in_time and self.is_whole(image) and not self.expired(image.image):
                 return image
         return None
 

@@ -173,6 +173,7 @@ name = "SG1"
 start = "20:00"
 copies = ["copies"]                    # every image goes to each of these destinations
 # tolerate = {{ vanished = "any", changed = 0, unreadable = 0 }}
+# expect = {{ least = "50 %", most = "1000 %" }}   # of the last whole image; outside it the gate is held
 {shown}{databases}{postgres}
 [[destinations]]                       # better on another disk, best in another building
 name = "copies"

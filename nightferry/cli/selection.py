@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cyclopts import App
@@ -15,8 +15,16 @@ from nightferry.units import counted
 app = App(name="selection", help="The fixed list of a storage group's stores.")
 
 
-def show_document(group: Group, fixed: Sequence[str] | None) -> dict[str, Any]:
-    """What runs tonight (``fixed``, else what the site file lists), and whether the site file differs."""
+def show_document(
+    group: Group, fixed: Sequence[str] | None, paths: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What runs tonight (``fixed``, else what the site file lists), and whether the site file differs.
+
+    Args:
+        group: The storage group.
+        fixed: Its fixed stores; None before the first backup.
+        paths: Store → what is said of its path, where that is not the path of its newest image.
+    """
     now = current(group)
     changed = diff(fixed, now) if fixed is not None else None
     return {
@@ -26,6 +34,7 @@ def show_document(group: Group, fixed: Sequence[str] | None) -> dict[str, Any]:
         "stores": list(now if fixed is None else fixed),
         "added": list(changed.added) if changed else [],
         "removed": list(changed.removed) if changed else [],
+        "paths": [{"store": store, "text": text} for store, text in (paths or {}).items()],
     }
 
 
@@ -41,15 +50,17 @@ def show_lines(document: dict[str, Any]) -> str:
 
 def diff_lines(document: dict[str, Any]) -> list[str]:
     """What the site file says otherwise; empty when it agrees."""
+    paths = [f"  ~ {entry['store']}   {entry['text']}" for entry in document["paths"]]
     added, removed = document["added"], document["removed"]
     if not added and not removed:
-        return []
+        return paths
     return [
         "the site file differs; the fixed list runs until `nightferry selection fix "
         + document["group"]
         + "`",
         *(f"  + {store}   in the site file, not backed up" for store in added),
         *(f"  - {store}   fixed, gone from the site file" for store in removed),
+        *paths,
     ]
 
 
@@ -78,7 +89,7 @@ def diff_(group: str, /) -> int:
     document = _document(group)
     lines = diff_lines(document) or [f"{group}: the site file and the fixed selection agree"]
     session_of().out.result(document, "\n".join(lines))
-    return 3 if document["added"] or document["removed"] else 0
+    return 3 if document["added"] or document["removed"] or document["paths"] else 0
 
 
 @app.command
@@ -102,9 +113,14 @@ def fix(group: str, /) -> None:
 
 
 def _document(group: str) -> dict[str, Any]:
+    from nightferry.model.stores import StoreRef
     from nightferry.ops.opened import OpenSite
+    from nightferry.ops.origin import new_line
 
     with OpenSite(session_of().load_site()) as here:
         here.catalog.refresh()
         fixed = here.catalog.selection(group)
-        return show_document(here.site.group(group), fixed.stores if fixed else None)
+        found = here.site.group(group)
+        said = {store.name: new_line(here, StoreRef(found, store)) for store in found.stores}
+        paths = {store: text for store, text in said.items() if text}
+        return show_document(found, fixed.stores if fixed else None, paths)

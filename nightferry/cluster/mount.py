@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nightferry.errors import ClusterError
@@ -50,16 +51,39 @@ def mount_of(path: Path) -> Mount:
     real = path.resolve()
     above = {str(real), *(str(parent) for parent in real.parents)}
     found: Mount | None = None
+    for mounted in _parse(table):
+        # A later line of the same point lies over the earlier one.
+        if mounted.point in above and (found is None or len(mounted.point) >= len(found.point)):
+            found = mounted
+    if found is None:
+        raise ClusterError(f"cannot tell what is mounted at {path}", subject=str(path))
+    return replace(found, device=device, fsid=fsid)
+
+
+def mounts_below(path: Path) -> list[Mount]:
+    """What is mounted inside ``path``, in the order in which it was mounted; ``fsid`` is 0, it is not looked at.
+
+    Raises:
+        ClusterError: the kernel does not tell.
+    """
+    try:
+        table = _MOUNTS.read_text(errors="surrogateescape")
+    except OSError as error:
+        raise ClusterError(f"cannot tell what is mounted: {error.strerror}", subject=str(path)) from error
+    inside = str(path.resolve()).rstrip("/") + "/"
+    return [
+        mounted for mounted in _parse(table) if mounted.point.startswith(inside) and mounted.point != inside
+    ]
+
+
+def _parse(table: str) -> Iterator[Mount]:
+    """Source: Linux, Documentation/filesystems/proc.rst, 3.5."""
     for line in table.splitlines():
         fields, _, rest = line.partition(" - ")
         words, about = fields.split(" "), rest.split(" ")
-        point = _plain(words[4])
-        # A later line of the same point lies over the earlier one.
-        if point in above and (found is None or len(point) >= len(found.point)):
-            found = Mount(int(words[0]), device, fsid, point, _plain(about[1]), about[0])
-    if found is None:
-        raise ClusterError(f"cannot tell what is mounted at {path}", subject=str(path))
-    return found
+        major, _, minor = words[2].partition(":")
+        device = os.makedev(int(major), int(minor))
+        yield Mount(int(words[0]), device, 0, _plain(words[4]), _plain(about[1]), about[0])
 
 
 def _plain(word: str) -> str:

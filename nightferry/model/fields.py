@@ -161,6 +161,28 @@ def _share(value: Any) -> Any:
     return parse_percent(value) if isinstance(value, str) else value
 
 
+def _shrinking(value: Any) -> Any:
+    """A share of what was there before; like the next one written as a percentage, and only so."""
+    if isinstance(value, float):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("write a percentage of the last whole image, for example '50 %'")
+    return parse_percent(value)
+
+
+def _growing(value: Any) -> Any:
+    if value == "any" or isinstance(value, float):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("write a percentage of the last whole image, for example '1000 %', or 'any'")
+    factor = parse_percent(value, limit=float("inf"))
+    if factor < 1:
+        raise ValueError(
+            f"{value!r} of the last whole image is less than all of it; write '1000 %', or 'any'"
+        )
+    return factor
+
+
 def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
@@ -224,6 +246,8 @@ def _bandwidth(value: Any) -> Any:
 Size = Annotated[int, BeforeValidator(_size), Field(strict=True, ge=0)]
 Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0)]
 Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
+Shrinking = Annotated[float, BeforeValidator(_shrinking), Field(ge=0, le=1)]
+Growing = Annotated[float | Literal["any"], BeforeValidator(_growing)]
 Bound = Annotated[int | Literal["any"], BeforeValidator(_bound)]
 TimeOfDay = Annotated[time, BeforeValidator(_time_of_day)]
 Deadline = Annotated[time | timedelta, BeforeValidator(_deadline)]

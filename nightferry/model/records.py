@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-ImageState = Literal["whole", "partial"]
+ImageState = Literal["whole", "partial", "suspect"]
+"""``suspect``: its files came out well, and it can hardly be what the store should be; whole once approved."""
 CopyState = Literal["writing", "whole", "verified", "suspect", "damaged", "lost", "expiring", "expired"]
 THERE: frozenset[CopyState] = frozenset({"whole", "verified", "suspect", "damaged"})
 """States of a copy whose bytes lie at the destination, good or bad."""
@@ -70,6 +71,28 @@ class Outcomes(BaseModel):
     unreadable: int = 0
 
 
+class Origin(BaseModel):
+    """Where a store lay when its image was made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    path: str
+    """The store's path, as the site file has it."""
+    mount: str = ""
+    """The mount point that it is below."""
+    source: str = ""
+    """What is mounted there: ``/dev/sdb1``, ``nas:/export``."""
+    filesystem: str = ""
+    """The file system's type."""
+    uuid: str = ""
+    """The file system's UUID; empty where none is to be had."""
+    fsid: str = ""
+    """What ``statvfs`` says of an ext file system, made from its UUID; else empty."""
+    device: str = ""
+    """``major:minor``. Another boot may give another one."""
+    below: tuple[str, ...] = ()
+    """Disks mounted inside the store, relative to its path."""
+
+
 class ImageRecord(Record):
     """One store's backup of one run, immutable once recorded."""
 
@@ -103,6 +126,10 @@ class ImageRecord(Record):
     cpu_s: float = 0.0
     cpu_system_s: float = 0.0
     notes: tuple[str, ...] = ()
+    origin: Origin | None = None
+    """None: of a release that did not record it."""
+    suspect: str = ""
+    """Why it can hardly be what the store should be; empty: nothing speaks against it."""
 
     @property
     def subject(self) -> str:
@@ -133,7 +160,7 @@ class SealedStore(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     group: str
     store: str
-    state: Literal["whole", "partial", "missing"]
+    state: Literal["whole", "partial", "suspect", "missing"]
     image: str = ""
     size_bytes: int = 0
     digest: str = ""

@@ -12,9 +12,11 @@ from nightferry.model.fields import (
     BackGroupName,
     Bound,
     Dsn,
+    Growing,
     Patterns,
     SafeName,
     Section,
+    Shrinking,
     Size,
     TimeOfDay,
 )
@@ -45,10 +47,22 @@ class Tolerate(Section):
         )
 
 
+class Expect(Section):
+    """How much of its last whole image a store may have become, in bytes and in files; beyond it is suspect.
+
+    ``least = "0 %"``: it may shrink to nothing. ``most = "any"``: it may grow as it likes.
+    """
+
+    least: Shrinking = 0.5
+    most: Growing = 10.0
+
+
 class _StoreBase(Section):
     name: SafeName
     description: str = ""
     tolerate: Tolerate | None = None
+    """Overrides the storage group's."""
+    expect: Expect | None = None
     """Overrides the storage group's."""
 
 
@@ -123,12 +137,17 @@ class Group(Section):
     at_least: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Copies that must be verified before staging may free an image; all of them when None."""
     tolerate: Tolerate = Tolerate()
+    expect: Expect = Expect()
     stores: tuple[Store, ...] = ()
     postgres: PostgresSettings | None = None
 
     def tolerate_of(self, store: Store) -> Tolerate:
         """The store's own tolerance, else the group's."""
         return store.tolerate or self.tolerate
+
+    def expect_of(self, store: Store) -> Expect:
+        """What the store says itself, else the group."""
+        return store.expect or self.expect
 
 
 class StoreRef(NamedTuple):
@@ -145,3 +164,12 @@ class StoreRef(NamedTuple):
     @property
     def tolerate(self) -> Tolerate:
         return self.group.tolerate_of(self.store)
+
+    @property
+    def expect(self) -> Expect:
+        return self.group.expect_of(self.store)
+
+    @property
+    def path(self) -> str:
+        """Where its content lies; empty for a kind that has no path here."""
+        return str(self.store.path) if isinstance(self.store, FilesStore | SqliteStore) else ""

@@ -16,9 +16,11 @@ from nightferry.ops import surroundings
 from nightferry.ops.marker import require_ours
 from nightferry.ops.move import placement
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.origin import last_whole, new_line, origin_of
 from nightferry.ops.prefect_api import prefect_api
 from nightferry.ops.room import free_room, may_free
 from nightferry.ops.whose import known_mark
+from nightferry.plan.expectation import elsewhere
 from nightferry.plan.layout import Layout
 from nightferry.units import format_size
 
@@ -42,6 +44,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
     with opened:
         return [
             *_stores(opened),
+            *_disks(opened),
             *_selections(opened),
             *_staging(opened),
             *_elsewhere(opened),
@@ -113,6 +116,28 @@ def _stores(opened: OpenSite) -> Iterator[Finding]:
                 "fail",
                 f"store {ref.name}: {store.path} cannot be read by this user",
                 "run as a user that may read it",
+            )
+
+
+def _disks(opened: OpenSite) -> Iterator[Finding]:
+    """Stores that do not lie where their last whole image was read from."""
+    here = {b.name for b in opened.site.back_groups if serves(opened, b.name)}
+    for ref in opened.site.stores:
+        if not ref.path or ref.group.back_group not in here or not os.path.lexists(ref.path):
+            continue
+        moved = new_line(opened, ref)
+        if moved:
+            yield Finding("NF-STORE-004", "note", f"store {ref.name}: {moved}")
+        before = last_whole(opened, ref)
+        now = origin_of(ref)
+        if before is None or before.origin is None or now is None:
+            continue
+        for difference in elsewhere(now, before.origin):
+            yield Finding(
+                "NF-STORE-003",
+                "fail",
+                f"store {ref.name}: {difference}",
+                "mount its disk; if it was replaced, tonight's image is suspect and holds the gate until approved",
             )
 
 

@@ -109,11 +109,12 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
 
 def _line(image: ImageRecord) -> SealedStore:
     counts = image.outcomes
-    reason = (
-        ""
-        if image.state == "whole"
-        else (f"{counts.vanished} vanished, {counts.changed} changed, {counts.unreadable} unreadable files")
-    )
+    reason = image.suspect
+    if image.state == "partial":
+        came_out = (
+            f"{counts.vanished} vanished, {counts.changed} changed, {counts.unreadable} unreadable files"
+        )
+        reason = "; ".join(filter(None, (came_out, reason)))
     return SealedStore(
         group=image.group,
         store=image.store,

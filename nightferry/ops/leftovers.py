@@ -61,7 +61,7 @@ def _is_outdated(opened: OpenSite, image: str) -> bool:
     none: what can be salvaged of it may be all that there is."""
     name, known = parse_image_name(image), opened.catalog.latest(ImageRecord, image)
     return known is not None and any(
-        other.state == "whole" and other.started >= known.started and is_safe(opened, other)
+        opened.catalog.is_whole(other) and other.started >= known.started and is_safe(opened, other)
         for other in opened.catalog.images(name.group, name.store)
     )
 

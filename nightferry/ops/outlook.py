@@ -21,14 +21,15 @@ from nightferry.model.records import OUTLIVED, THERE, CartridgeRecord, CopyRecor
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.whose import known_mark
-from nightferry.plan.retention import Candidate, Verdict, judge, night_of
+from nightferry.plan.lines import lines
+from nightferry.plan.retention import Candidate, judge, night_of
 from nightferry.units import counted
 
 LEFTOVER_AGE = timedelta(days=2)
 """What nobody has written to for so long is no night's any more."""
 
-_Series = tuple[str, str, int | None]
-"""Storage group, store, and shard: what is judged together."""
+_Series = tuple[str, str, int | None, str]
+"""Storage group, store, shard and line: what is judged together."""
 Fate = Literal["kept", "locked", "expires", "expired", "failed"]
 
 
@@ -63,7 +64,7 @@ class CopyOutlook:
 
 @dataclass(frozen=True, slots=True)
 class StagedOutlook:
-    """A partial image that staging gives back."""
+    """A partial or suspect image that staging gives back."""
 
     image: ImageRecord
     back_group: str
@@ -215,6 +216,7 @@ def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> It
     """Every copy there and what the retention says of it; what an earlier expiry began comes first."""
     retention = opened.site.retention_of(destination)
     series: dict[_Series, list[tuple[Candidate, ImageRecord, CopyRecord]]] = defaultdict(list)
+    series_of = _series(opened)
     for image in opened.catalog.images():
         copies = [c for c in opened.catalog.all_copies(image.image) if c.destination == destination]
         begun = next((c for c in copies if c.state == "expiring"), None)
@@ -224,15 +226,26 @@ def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> It
         elif there:
             at_work = copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < LEFTOVER_AGE
             why = spared.get(image.image) or ("a copy of it is being made" if at_work else "")
-            proved = image.state == "whole" and there[-1].state == "verified"
+            proved = opened.catalog.is_whole(image) and there[-1].state == "verified"
             candidate = Candidate(image.image, night_of(image.image), image.started, proved, why)
-            shard = parse_image_name(image.image).shard
-            series[image.group, image.store, shard].append((candidate, image, there[-1]))
+            series[series_of[image.image]].append((candidate, image, there[-1]))
     for _, found in sorted(series.items(), key=lambda item: str(item[0])):
         of = {image.image: (image, copy) for _, image, copy in found}
         for verdict in judge(retention, [candidate for candidate, _, _ in found]):
             image, copy = of[verdict.image]
             yield CopyOutlook(image, copy, "kept" if verdict.stays else "expires", verdict.why)
+
+
+def _series(opened: OpenSite) -> dict[str, _Series]:
+    """Image → what it is judged with."""
+    stores: dict[tuple[str, str], list[ImageRecord]] = defaultdict(list)
+    for image in opened.catalog.images():
+        stores[image.group, image.store].append(image)
+    return {
+        image: (group, store, parse_image_name(image).shard, line)
+        for (group, store), images in stores.items()
+        for image, line in lines(images).items()
+    }
 
 
 def _spared(opened: OpenSite) -> dict[str, str]:
@@ -306,28 +319,26 @@ def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
 
 
 def _staged(opened: OpenSite) -> Iterator[StagedOutlook]:
-    """Partial images on staging that nobody approved, and that the store has outlived.
+    """Partial and suspect images on staging that nobody approved, and that the store has outlived.
 
     They owe no copy, so nothing else would ever free them. The rule is that of copies, with the store's whole
     images, on staging or verified anywhere, as what is proved.
     """
     series: dict[_Series, list[ImageRecord]] = defaultdict(list)
+    series_of = _series(opened)
     for image in opened.catalog.images():
-        series[image.group, image.store, parse_image_name(image.image).shard].append(image)
+        series[series_of[image.image]].append(image)
     for images in series.values():
-        partial = {image.image: image for image in images if _is_forgotten(opened, image)}
-        if not partial:
+        refused = {image.image: image for image in images if _is_forgotten(opened, image)}
+        if not refused:
             continue
-        candidates = [_as_staged(opened, image, False) for image in partial.values()]
+        candidates = [_as_staged(opened, image, False) for image in refused.values()]
         candidates += [_as_staged(opened, image, True) for image in images if _is_sound(opened, image)]
         for verdict in judge(opened.site.retention, candidates):
-            if not verdict.stays and verdict.image in partial:
-                image = partial[verdict.image]
-                yield StagedOutlook(image, opened.back_group_of(image), _reason(verdict))
-
-
-def _reason(verdict: Verdict) -> str:
-    return f"partial, never approved, {verdict.why}"
+            if not verdict.stays and verdict.image in refused:
+                image = refused[verdict.image]
+                why = f"{image.state}, never approved, {verdict.why}"
+                yield StagedOutlook(image, opened.back_group_of(image), why)
 
 
 def _as_staged(opened: OpenSite, image: ImageRecord, proved: bool) -> Candidate:
@@ -339,7 +350,7 @@ def _as_staged(opened: OpenSite, image: ImageRecord, proved: bool) -> Candidate:
 def _is_forgotten(opened: OpenSite, image: ImageRecord) -> bool:
     run = opened.catalog.latest(RunRecord, image.run)
     return (
-        image.state == "partial"
+        image.state != "whole"
         and (run is None or run.state == "ended")
         and not opened.catalog.accepted(image)
         and not opened.catalog.all_copies(image.image)
@@ -348,7 +359,7 @@ def _is_forgotten(opened: OpenSite, image: ImageRecord) -> bool:
 
 
 def _is_sound(opened: OpenSite, image: ImageRecord) -> bool:
-    return image.state == "whole" and (
+    return opened.catalog.is_whole(image) and (
         opened.is_staged(image)
         or any(copy.state == "verified" for copy in opened.catalog.copies(image.image))
     )

@@ -43,6 +43,8 @@ class NightResult:
     """Images that staging lost, or that were found damaged there, before they had a copy."""
     notes: dict[tuple[str, str], str]
     """(image, destination) of a copy that is missing → what its last try ended with, as far as it is on record."""
+    whole: frozenset[str]
+    """Images that are whole, and suspect ones that an operator approved."""
     staged_only: bool
 
     @property
@@ -58,7 +60,7 @@ class NightResult:
 
     @property
     def _is_partial(self) -> bool:
-        return bool(self._lacking) or any(i.state == "partial" for i in self.images)
+        return bool(self._lacking) or any(i.image not in self.whole for i in self.images)
 
     @property
     def _lacking(self) -> list[str]:
@@ -99,7 +101,7 @@ class NightResult:
     def sentence(self) -> str:
         """One line for a state's message and a terminal."""
         size = format_size(sum(i.size_bytes for i in self.images))
-        whole = sum(i.state == "whole" for i in self.images)
+        whole = len(self.whole)
         due = sum(1 for _ in due_stores(self.run))
         text = f"run {self.run.run}: {whole} of {due} stores whole, {size}"
         match self.outcome:
@@ -115,7 +117,7 @@ class NightResult:
                 return text + (lost if self.lost else "")
             case "Partial":
                 named = ", ".join(
-                    self._lacking + [f"{i.group}/{i.store}" for i in self.images if i.state == "partial"]
+                    self._lacking + [f"{i.group}/{i.store}" for i in self.images if i.image not in self.whole]
                 )
                 return f"{text}; partial: {named}"
         return f"{text}; staged" if self.staged_only else f"{text}, every copy verified"
@@ -166,6 +168,7 @@ def image_json(image: ImageRecord, copies: tuple[CopyRecord, ...] | list[CopyRec
         "digest": image.digest,
         "degraded": image.degraded,
         "outcomes": image.outcomes.model_dump(),
+        "suspect": image.suspect or None,
         "notes": list(image.notes),
         "copies": [{"destination": c.destination, "state": c.state} for c in copies],
     }
@@ -198,6 +201,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         # Of a disk on another node the catalog cannot say what it lost.
         lost=tuple(i.image for i in lost_images(opened, run) if i in images) if sees else (),
         notes=_notes(opened, [*missing, *before]),
+        whole=frozenset(i.image for i in images if opened.catalog.is_whole(i)),
         staged_only=staged_only,
     )
 
@@ -244,7 +248,11 @@ def report_markdown(result: NightResult) -> str:
         for approval in result.gate.approvals:
             named = ", ".join(approval.stores)
             lines.append(f"- {named} — {safe_markdown(approval.reason)} ({safe_markdown(approval.who)})")
-    noted = [f"- {i.group}/{i.store}: {safe_markdown(note)}" for i in result.images for note in i.notes]
+    noted = [
+        f"- {i.group}/{i.store}: {safe_markdown(note)}"
+        for i in result.images
+        for note in (*i.notes, *([f"suspect: {i.suspect}"] if i.suspect else []))
+    ]
     lines += ["", *noted] if noted else []
     lines += [""] if result.reasons else []
     lines += [f"- {safe_markdown(reason)}" for reason in result.reasons]

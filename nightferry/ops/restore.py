@@ -159,7 +159,7 @@ def _absent(image: ImageRecord, chosen: Sequence[IndexRow], *, named: bool) -> I
     reasons = {"vanished": "it vanished before it was read", "unreadable": "it could not be read"}
     for row in chosen:
         if not row.stored and row.type != "socket":
-            tolerated = not named and (image.state == "whole" or row.outcome == "vanished")
+            tolerated = not named and (image.state != "partial" or row.outcome == "vanished")
             yield Absent(row.path, f"not in the image: {reasons.get(row.outcome, row.outcome)}", tolerated)
 
 

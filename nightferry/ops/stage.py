@@ -31,6 +31,7 @@ from nightferry.model.names import image_name
 from nightferry.model.records import FailureRecord, ImageRecord, ImageState, Outcomes, RunRecord
 from nightferry.model.stores import StoreRef, Tolerate
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.origin import new_line, origin_of, suspicion
 from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.room import free_room, free_staging, remove_staged, side_path
 from nightferry.ops.run_log import log_image
@@ -59,7 +60,7 @@ IMAGE_OVERHEAD_BYTES = 1 << 20
 def stage_store(
     opened: OpenSite, run: RunRecord, group: str, store: str, *, progress: Progress, cancel: Cancel
 ) -> ImageRecord:
-    """Brings one store of a run onto staging, unless it is there already; a partial image is tried again.
+    """Brings one store of a run onto staging, unless it is there already; a partial or suspect image is tried again.
 
     Memory: one ring (``staging.buffers`` × ``staging.buffer_bytes``) and the image's index rows.
 
@@ -141,9 +142,9 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
 
 
 def may_come_whole(opened: OpenSite, image: ImageRecord) -> bool:
-    """Whether another try is worth it: the image is partial, nobody accepted that, and it has no copy yet."""
+    """Whether another try is worth it: the image is not whole, nobody accepted that, and it has no copy yet."""
     return (
-        image.state == "partial"
+        image.state != "whole"
         and not opened.catalog.all_copies(image.image)
         and not opened.catalog.accepted(image)
     )
@@ -241,6 +242,7 @@ def _write_image(
     source = open_source(store, opened.scratch_folder(run.back_group))
     try:
         estimate = source.estimate()
+        origin = origin_of(definition)
         progress.begin(subject, "stage", estimate.bytes)
         with Meter() as meter:
             sink = _reserve(opened, run, partial, expected_bytes(estimate), meter, cancel, subject)
@@ -270,6 +272,7 @@ def _write_image(
     used = os.times()
     seconds = max((ended - started).total_seconds(), 1e-6)
     state = judge(summary.outcomes, definition.tolerate)
+    begins = new_line(opened, definition, header.image)
     record = ImageRecord(
         image=header.image,
         run=run.run,
@@ -295,8 +298,11 @@ def _write_image(
         rate_bytes_per_s=summary.size_bytes / seconds,
         cpu_s=used.user - times.user + used.system - times.system,
         cpu_system_s=used.system - times.system,
-        notes=summary.notes,
+        notes=(*summary.notes, *([begins] if begins else [])),
+        origin=origin,
     )
+    if state == "whole":
+        record = _doubted(opened, definition, record)
     for note in record.notes:
         progress.say(f"{subject}: {note}", subject=subject)
     if meter.is_degraded:
@@ -307,8 +313,14 @@ def _write_image(
     replace_file(side_path(target, "meta.json"), record.model_dump_json(indent=1).encode() + b"\n")
     durable_rename(partial, target)
     progress.advance(subject, summary.payload_bytes)
-    progress.end(subject, state)
+    progress.end(subject, record.state)
     return record, summary
+
+
+def _doubted(opened: OpenSite, definition: StoreRef, record: ImageRecord) -> ImageRecord:
+    """The record of a whole image: as it is, or suspect and why."""
+    why = suspicion(opened, definition, record)
+    return record.model_copy(update={"state": "suspect", "suspect": why}) if why else record
 
 
 def expected_bytes(estimate: Estimate) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any, Literal
 
 from nightferry.model.names import parse_run
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
-from nightferry.model.stores import Group
+from nightferry.model.stores import Group, StoreRef
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.origin import new_line
 from nightferry.plan.window import night_start, window_start
 from nightferry.units import counted
 
@@ -31,9 +33,9 @@ class Missing:
 class StoreStatus:
     """One store's standing.
 
-    green: the newest whole image is young enough, every copy of its policy is verified, and no older one's is
-    missing; amber: it can be restored, but something of that is not so; red: nothing whole that is young enough can
-    be restored.
+    green: the newest whole image is young enough, every copy of its policy is verified, no older one's is missing,
+    and no newer image is suspect; amber: it can be restored, but something of that is not so; red: nothing whole that
+    is young enough can be restored.
     """
 
     group: str
@@ -45,6 +47,8 @@ class StoreStatus:
     proved: datetime | None
     reason: str
     missing: tuple[Missing, ...] = ()
+    suspect: ImageRecord | None = None
+    """A newer image that can hardly be what the store should be, and that nobody approved."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -58,6 +62,8 @@ class StoreStatus:
             "proved": self.proved,
             "reason": self.reason,
             "missing": [{"image": m.image, "destination": m.destination, "due": m.due} for m in self.missing],
+            "suspect_image": self.suspect.image if self.suspect else None,
+            "suspect": self.suspect.suspect if self.suspect else None,
         }
 
 
@@ -65,13 +71,34 @@ def status(opened: OpenSite, *, max_age: timedelta = timedelta(hours=26)) -> lis
     """Every store of the site file, in its order."""
     opened.catalog.refresh()
     now = opened.clock.now()
-    return [
-        _with_missing(
-            opened, _of_store(opened, group.name, store.name, group.copies, now - max_age), group, now
+    found = []
+    for ref in opened.site.stores:
+        group, store = ref.group, ref.store
+        of_store = _of_store(opened, group.name, store.name, group.copies, now - max_age)
+        found.append(
+            _with_missing(opened, _with_line(opened, _with_suspect(opened, of_store), ref), group, now)
         )
-        for group in opened.site.groups
-        for store in group.stores
-    ]
+    return found
+
+
+def _with_suspect(opened: OpenSite, found: StoreStatus) -> StoreStatus:
+    good = found.image.image if found.image is not None else ""
+    newer = takewhile(lambda image: image.image != good, opened.catalog.images(found.group, found.store))
+    suspect = next((i for i in newer if i.state == "suspect" and not opened.catalog.accepted(i)), None)
+    if suspect is None:
+        return found
+    return _amber(replace(found, suspect=suspect), f"image {suspect.image} is suspect: {suspect.suspect}")
+
+
+def _with_line(opened: OpenSite, found: StoreStatus, ref: StoreRef) -> StoreStatus:
+    """Says that the path is another one: before the next image is made, and while that is the newest one."""
+    text = new_line(opened, ref) or (new_line(opened, ref, found.image.image) if found.image else "")
+    return replace(found, reason="; ".join(filter(None, (found.reason, text)))) if text else found
+
+
+def _amber(found: StoreStatus, text: str) -> StoreStatus:
+    colour: Colour = "amber" if found.colour == "green" else found.colour
+    return replace(found, colour=colour, reason="; ".join(filter(None, (found.reason, text))))
 
 
 def _with_missing(opened: OpenSite, found: StoreStatus, group: Group, now: datetime) -> StoreStatus:
@@ -81,13 +108,7 @@ def _with_missing(opened: OpenSite, found: StoreStatus, group: Group, now: datet
     latest = max(m.due for m in missing).astimezone(opened.site.tz)
     where = ", ".join(dict.fromkeys(m.destination for m in missing))
     count = counted(len(missing), "copy", "copies")
-    text = f"{count} missing at {where}, due {latest:%Y-%m-%d %H:%M}"
-    return replace(
-        found,
-        colour="amber" if found.colour == "green" else found.colour,
-        reason="; ".join(filter(None, (found.reason, text))),
-        missing=missing,
-    )
+    return _amber(replace(found, missing=missing), f"{count} missing at {where}, due {latest:%Y-%m-%d %H:%M}")
 
 
 def _missing(opened: OpenSite, group: Group, store: str, now: datetime) -> Iterator[Missing]:

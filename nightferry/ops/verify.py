@@ -164,6 +164,8 @@ def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
         if image.group not in wanted:
             continue
         states = {c.state for c in opened.catalog.copies(image.image) if c.destination == destination}
+        if not states and image.state != "whole" and not opened.catalog.accepted(image):
+            continue  # it owes no copy
         if states.isdisjoint({*OUTLIVED, "whole", "verified"}) and (
             "damaged" in states or _readable_elsewhere(opened, image)
         ):

@@ -188,6 +188,9 @@ def test_the_page_says_exactly_what_is_printed(
     site.edit('name = "ledger"', 'name = "books"')
     run("nightferry selection diff", "SG1", code=3)
     site.edit('name = "books"', 'name = "ledger"')
+    site.edit(f'"{site.ledger}"', f'"{tmp_path / "elsewhere"}"')
+    assert run("nightferry selection diff", "SG1", code=3)["paths"][0]["store"] == "ledger"
+    site.edit(f'"{tmp_path / "elsewhere"}"', f'"{site.ledger}"')
     run("nightferry selection fix", "SG1")
     with site.opened() as here, here.leases(BACK).read("a test"):
         run("nightferry cluster view")

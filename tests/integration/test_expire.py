@@ -83,10 +83,11 @@ def bring_back(opened: OpenSite, name: str, to: Path, copy: str | None = None) -
 
 @pytest.fixture(scope="module")
 def four_nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site's home after four nights, 10 to 13 November; ``was/DAY``: the sums of SG1/a that night."""
+    """A site's home after four nights, 10 to 13 November; ``was/DAY``: the sums of SG1/a that night. Its stores lie
+    beside it, so that a copy of it has stores of the same path."""
     home = tmp_path_factory.mktemp("aged") / "site"
     (home / "was").mkdir(parents=True)
-    site, clock = SmallSite(home).build(), HandClock()
+    site, clock = SmallSite(home, sources=home.parent / "stores").build(), HandClock()
     with site.open(clock) as opened:
         for day in (10, 11, 12, 13):
             (site.store("SG1/a") / "today.txt").write_text(f"day {day}")
@@ -102,7 +103,7 @@ def aged(four_nights: Path, tmp_path: Path) -> Aged:
     def make(more: str = KEEP_2, copies: tuple[str, ...] = ("tape", "folder")) -> tuple[SmallSite, HandClock]:
         home = tmp_path / "site"
         shutil.copytree(four_nights, home, symlinks=True)
-        site = SmallSite(home, more=more, copies=copies)
+        site = SmallSite(home, more=more, copies=copies, sources=four_nights.parent / "stores")
         site.write_file()
         return site, HandClock(HandClock().now() + 4 * DAY)
 
@@ -208,7 +209,7 @@ def test_a_scratch_cartridge_is_labelled_anew_and_written_from_its_start(
         bring_back(opened, newest, tmp_path / "back", "tape")
         assert sums(tmp_path / "back") == sums(site.store("SG1/a"))
         one_part = {c.image: c.data for c in tape_copies(site.library) if ".b." in c.image}
-        assert wrong_images(one_part, site.home / "stores") == []
+        assert wrong_images(one_part, site.store("SG1/a").parents[1]) == []
     for barcode in live:
         lines = content[barcode].splitlines()
         assert set(lines[:2]) <= set(sums(site.library / "cartridges" / barcode).splitlines())

@@ -77,6 +77,8 @@ class SmallSite:
     encode: str = ""
     """How the folder's copies are compressed."""
     back: Path | None = None
+    sources: Path | None = None
+    """Where the stores' folders lie; below ``home`` by default."""
     more: str = ""
     """TOML that goes before the storage groups."""
 
@@ -98,7 +100,7 @@ class SmallSite:
 
     def store(self, name: str) -> Path:
         """``GROUP/STORE`` → its folder."""
-        return self.home / "stores" / name
+        return (self.sources or self.home / "stores") / name
 
     @property
     def names(self) -> list[str]:
