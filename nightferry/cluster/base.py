@@ -9,6 +9,9 @@ from nightferry.errors import MoveFailed
 from nightferry.model.findings import Finding
 from nightferry.progress import Cancel
 
+SILENT_S = 30.0
+"""How long a cluster may give no answer until that is believed."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
@@ -69,7 +72,7 @@ class MovePlan:
         return MoveFailed(f"{self.group} {what}", operation="move", subject=self.group)
 
     def require_still(self, fresh: MovePlan) -> None:
-        """Compares it with the same plan made anew.
+        """Compares it with the same plan made again.
 
         Raises:
             MoveFailed: it is stale, or must not be made.
@@ -104,6 +107,8 @@ class Cluster(Protocol):
 
     def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
         """Makes the planned move and returns when it is verified; a plan that became stale is refused.
+
+        A move to where the group is leaves it there, and nothing of ours that could carry it away.
 
         Raises:
             MoveFailed: the group is not Started on the target; what was begun has been taken back.

@@ -1,19 +1,21 @@
 """Any cluster whose own programs can be run: a command for each verb, and how to read what it prints.
 
 That a move's command ended well proves nothing. A move is made when the group's state and its owner, read
-together from one output, are *started* and the target.
+together from one output, are *started* and the target. Nor does a program that failed once, or said nothing that can be
+read: it is run again, and only what gives no answer for ``SILENT_S`` counts as an answer that will not come.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
+from nightferry.cluster.base import SILENT_S, ClusterView, GroupView, MovePlan, NodeView
 from nightferry.cluster.run import Finished, run_program
 from nightferry.cluster.verbs import Verb, Verbs, read
-from nightferry.errors import ClusterError
+from nightferry.errors import ClusterError, MoveFailed
 from nightferry.model.findings import Finding
 from nightferry.model.names import choose
 from nightferry.model.nodes import NodeSpec
@@ -28,6 +30,13 @@ REFUSED_AFTER_POLLS = 5
 """Looks at an unmoved group after which the move's failed command is believed."""
 
 
+_T = TypeVar("_T")
+
+
+class NoAnswer(ClusterError):
+    """A program of the cluster failed, or said nothing that can be read."""
+
+
 class CommandCluster:
     """A cluster behind programs.
 
@@ -39,6 +48,7 @@ class CommandCluster:
         preset: The preset's name, for `check`.
         host: This machine's name; asked of the system when empty.
         clock: Waits between two looks.
+        cancel: Ends a program that hangs, and the waiting for an answer.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class CommandCluster:
         preset: str = "",
         host: str = "",
         clock: Clock = SYSTEM_CLOCK,
+        cancel: Cancel | None = None,
     ) -> None:
         self._verbs = verbs
         self._nodes = tuple(nodes)
@@ -59,6 +70,7 @@ class CommandCluster:
         self._preset = preset
         self._host = host or socket.gethostname()
         self._clock = clock
+        self._cancel = cancel or Cancel()
 
     @property
     def here(self) -> str:
@@ -75,12 +87,27 @@ class CommandCluster:
     def view(self) -> ClusterView:
         """A look at every node and group, one after the other: no two of them are of the same moment.
 
-        Nobody is asked for the quorum. A cluster's own programs answer only where it has one, so a cluster is
-        quorate whose groups can be read.
+        Nobody is asked for the quorum: a cluster's own programs answer only where it has one.
+
+        Raises:
+            ClusterError: no group can be read.
         """
-        nodes = tuple(self._node(spec) for spec in self._nodes)
-        groups = tuple(self._group(name) for name in self._groups)
-        return ClusterView("command", any(g.state != "unknown" for g in groups), nodes, groups)
+        nodes = []
+        for spec in self._nodes:
+            try:
+                nodes.append(self._node(spec))
+            except NoAnswer as error:
+                nodes.append(NodeView(spec.name, spec.role, online=False, usable=False, note=error.message))
+        groups, silent = [], []
+        for name in self._groups:
+            try:
+                groups.append(self._group(name))
+            except NoAnswer as error:
+                silent.append(error)
+                groups.append(GroupView(name, "", "unknown", error.message))
+        if silent and len(silent) == len(groups):
+            raise silent[0]
+        return ClusterView("command", True, tuple(nodes), tuple(groups))
 
     def where(self, group: str) -> str:
         view = self._known_group(group)
@@ -95,15 +122,16 @@ class CommandCluster:
         spec = next((node for node in self._nodes if node.name == target), None)
         if spec is None:
             raise choose(target, [node.name for node in self._nodes], "node")
-        there = self._node(spec)
+        there = self._patiently(lambda: self._node(spec))
         problems = []
         if here.state != "started":
             problems.append(f"{group} is {here.state} on {here.owner or 'no node'}: {here.note}")
         if not there.usable:
             problems.append(f"{target} cannot take it: {there.note}")
-        if not problems and self._verbs.plan is not None and here.owner != target:
+        verb = self._verbs.plan
+        if not problems and verb is not None and here.owner != target:
             values = {"group": group, "node": target, "source": here.owner}
-            thought = self._run(self._verbs.plan, values)
+            thought = self._patiently(lambda: self._run(verb, values))
             if thought.code != 0:
                 problems.append(f"the cluster's own plan says no: {safe(thought.said())}")
         return MovePlan(group, here.owner, target, tuple(problems))
@@ -116,18 +144,33 @@ class CommandCluster:
             return
         try:
             self._carry(plan, cancel)
-        except BaseException:
-            self.release(plan.group)
+        except BaseException as error:
+            try:
+                # A stop was perhaps what ended the move: it does not end this.
+                self._take_back(plan.group, Cancel())
+            except ClusterError as second:
+                raise MoveFailed(
+                    f"{error}; and {second.message}", operation="move", subject=plan.group
+                ) from error
             raise
 
     def _carry(self, plan: MovePlan, cancel: Cancel) -> None:
         values = {"group": plan.group, "node": plan.target, "source": plan.source}
         ended = self._clock.monotonic() + self._deadline_s
-        command = self._run(self._verbs.move, values, self._deadline_s)
-        said = f"; its command said: {safe(command.said())}" if command.code != 0 else ""
+        said = ""
+        try:
+            command = run_program(self._verbs.move.argv(values), deadline_s=self._deadline_s, cancel=cancel)
+        except ClusterError as error:
+            said = f"; {error.message}"
+        else:
+            if command.code != 0:
+                said = f"; its command said: {safe(command.said())}"
         unmoved = 0
         while True:
-            view = self._group(plan.group)
+            try:
+                view = self._group(plan.group, cancel)
+            except NoAnswer as error:
+                view = GroupView(plan.group, "", "unknown", error.message)
             if view.state == "started" and view.owner == plan.target:
                 return
             if view.state == "failed":
@@ -135,7 +178,7 @@ class CommandCluster:
             if view.state == "started" and view.owner not in ("", plan.source):
                 raise plan.failed(f"is on {view.owner} instead of {plan.target}{said}")
             unmoved += view.state == "started"
-            if command.code != 0 and unmoved >= REFUSED_AFTER_POLLS:
+            if said and unmoved >= REFUSED_AFTER_POLLS:
                 raise plan.failed(f"stays on {plan.source}{said}")
             if self._clock.monotonic() >= ended:
                 raise plan.failed(
@@ -147,9 +190,13 @@ class CommandCluster:
 
     def release(self, group: str) -> None:
         self._known_name(group)
-        if self._verbs.release is None:
+        self._take_back(group, self._cancel)
+
+    def _take_back(self, group: str, cancel: Cancel) -> None:
+        verb = self._verbs.release
+        if verb is None:
             return
-        ended = self._run(self._verbs.release, {"group": group})
+        ended = self._patiently(lambda: self._run(verb, {"group": group}, cancel), cancel)
         if ended.code != 0:
             raise ClusterError(
                 f"what the move of {group} left in the cluster was not taken back: {safe(ended.said())}",
@@ -159,7 +206,12 @@ class CommandCluster:
 
     def check(self) -> list[Finding]:
         findings = list(self._unproven())
-        view = self.view()
+        try:
+            view = self.view()
+        except ClusterError as error:
+            text = f"the cluster does not answer: {error.message}"
+            fix = error.hint or "run the command by hand; correct it, or how it is read, under [cluster]"
+            return [*findings, Finding("NF-CLUSTER-001", "fail", text, fix)]
         for node in view.nodes:
             if not node.usable:
                 findings.append(
@@ -188,43 +240,59 @@ class CommandCluster:
                 "give [cluster] a view command and up",
             )
 
-    def _node(self, spec: NodeSpec) -> NodeView:
+    def _node(self, spec: NodeSpec, cancel: Cancel | None = None) -> NodeView:
+        """Raises:
+        NoAnswer: its state cannot be read.
+        """
         if self._verbs.view is None or self._verbs.up is None:
             return NodeView(spec.name, spec.role, online=True, usable=True, note="")
         values = {"node": spec.name}
-        try:
-            looked = self._run(self._verbs.view, values)
-        except ClusterError as error:
-            return NodeView(spec.name, spec.role, online=False, usable=False, note=error.message)
+        looked = self._run(self._verbs.view, values, cancel)
         word = read(self._verbs.up, _text(looked), values) if looked.code == 0 else None
         if word is None:
-            note = f"its state cannot be read: {safe(looked.said())}"
-            return NodeView(spec.name, spec.role, online=False, usable=False, note=note)
+            raise NoAnswer(f"its state cannot be read: {safe(looked.said())}", subject=spec.name)
         usable = _is_among(word, self._verbs.up_words)
         online = usable or _is_among(word, self._verbs.paused_words)
         return NodeView(spec.name, spec.role, online, usable, note="" if usable else f"it is {safe(word)}")
 
     def _known_group(self, name: str) -> GroupView:
+        """Raises:
+        ClusterError: no answer for ``SILENT_S``.
+        """
         self._known_name(name)
-        return self._group(name)
+        return self._patiently(lambda: self._group(name))
 
     def _known_name(self, name: str) -> None:
         if name not in self._groups:
             raise choose(name, self._groups, "resource group")
 
-    def _group(self, name: str) -> GroupView:
-        """Owner and state out of one output; ``unknown`` with the reason where they cannot be read."""
+    def _patiently(self, look: Callable[[], _T], cancel: Cancel | None = None) -> _T:
+        """Looks until there is an answer; what gives none for ``SILENT_S`` is raised."""
+        cancel = cancel or self._cancel
+        began = self._clock.monotonic()
+        while True:
+            try:
+                return look()
+            except NoAnswer:
+                if self._clock.monotonic() - began >= SILENT_S:
+                    raise
+            cancel.check()
+            self._clock.sleep(POLL_S)
+
+    def _group(self, name: str, cancel: Cancel | None = None) -> GroupView:
+        """Owner and state out of one output.
+
+        Raises:
+            NoAnswer: they cannot be read.
+        """
         values = {"group": name}
-        try:
-            looked = self._run(self._verbs.where, values)
-        except ClusterError as error:
-            return GroupView(name, "", "unknown", error.message)
+        looked = self._run(self._verbs.where, values, cancel)
         owner = read(self._verbs.owner, _text(looked), values)
         word = read(self._verbs.state, _text(looked), values)
         if looked.code != 0 or owner is None or word is None:
             lacking = "owner" if owner is None else "state"
             why = f"exit code {looked.code}" if looked.code != 0 else f"no {lacking} in its output"
-            return GroupView(name, "", "unknown", f"{why}: {safe(looked.said())}")
+            raise NoAnswer(f"where {name} is cannot be read: {why}: {safe(looked.said())}", subject=name)
         known = next((n.name for n in self._nodes if owner.casefold() in _names_of(n)), None)
         if known is None:
             return GroupView(name, safe(owner), "unknown", "the site file has no such node")
@@ -233,14 +301,19 @@ class CommandCluster:
         note = "" if state == "started" else f"the cluster says {safe(word)}"
         if state == "started" and self._verbs.view is not None:
             # What runs on a node that is gone is only what was last known of it.
-            node = self._node(next(n for n in self._nodes if n.name == known))
+            node = self._node(next(n for n in self._nodes if n.name == known), cancel)
             if not node.online:
                 return GroupView(name, known, "unknown", f"{known}: {node.note}")
         return GroupView(name, known, state, note)
 
-    @staticmethod
-    def _run(verb: Verb, values: Mapping[str, str], deadline_s: float = LOOK_DEADLINE_S) -> Finished:
-        return run_program(verb.argv(values), deadline_s=deadline_s)
+    def _run(self, verb: Verb, values: Mapping[str, str], cancel: Cancel | None = None) -> Finished:
+        """Raises:
+        NoAnswer: the program cannot be run, or does not end in time.
+        """
+        try:
+            return run_program(verb.argv(values), deadline_s=LOOK_DEADLINE_S, cancel=cancel or self._cancel)
+        except ClusterError as error:
+            raise NoAnswer(error.message, hint=error.hint, subject=error.subject) from error
 
 
 def _is_among(word: str, words: Sequence[str]) -> bool:

@@ -99,6 +99,11 @@ class Action:
         return f"{self.kind} {self.resource} {'from ' if self.source and self.dest else 'on '}{way}"
 
 
+MARK = ("resource-discovery", "always")
+"""An attribute of a constraint that says what holds without it. `crm_resource` never writes it, and does remove a
+constraint that has it, so it tells ours from an operator's of the same id."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pin:
     """A location constraint that a tool left in the CIB (``cli-…``)."""
@@ -107,6 +112,8 @@ class Pin:
     resource: str
     node: str
     score: str
+    marked: bool = False
+    """Whether it bears our mark."""
 
     @property
     def is_ban(self) -> bool:
@@ -334,7 +341,7 @@ def _pin(element: ET.Element) -> Pin:
     rule = element.find("rule")
     node = element.get("node", "") or (expression.get("value", "") if expression is not None else "")
     score = element.get("score", "") or (rule.get("score", "") if rule is not None else "")
-    return Pin(_name(element, "id"), element.get("rsc", ""), node, score)
+    return Pin(_name(element, "id"), element.get("rsc", ""), node, score, element.get(MARK[0]) == MARK[1])
 
 
 def _couples(constraints: ET.Element | None, tag: str, one: str, other: str) -> tuple[tuple[str, str], ...]:

@@ -10,9 +10,10 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
@@ -30,6 +31,23 @@ _SEAL = re.compile(r"seal\.([0-9]{1,6})\.json")
 _M = TypeVar("_M", bound=BaseModel)
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _leased(
+    method: Callable[Concatenate[BackDisk, _P], _R],
+) -> Callable[Concatenate[BackDisk, _P], _R]:
+    """A method that opens files on the disk: it holds a lease meanwhile."""
+
+    @wraps(method)
+    def call(disk: BackDisk, /, *arguments: _P.args, **more: _P.kwargs) -> _R:
+        with disk.leased():
+            return method(disk, *arguments, **more)
+
+    return call
+
+
 class OwnerToken(BaseModel):
     """Which node owns the disk. The highest epoch wins."""
 
@@ -45,15 +63,23 @@ class BackDisk:
 
     Args:
         path: The mount point.
-        clock: Dates tokens and leases.
+        clock: Dates tokens.
+        leased: Held while a file on the disk is open; may refuse with a ``ClusterError``.
 
     Raises:
         ClusterError: the path is not there, or is no folder: the disk is not on this node.
     """
 
-    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        leased: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.path = path
         self._clock = clock
+        self.leased = leased
         self._require_disk()
 
     @property
@@ -61,6 +87,7 @@ class BackDisk:
         """Where the disk keeps what it says, ``.nightferry``."""
         return self.path / FOLDER
 
+    @_leased
     def owner(self) -> OwnerToken | None:
         """The owner of record; None on a disk that nobody took yet.
 
@@ -71,6 +98,7 @@ class BackDisk:
         epochs = self._epochs()
         return _load(self.folder / f"owner.{epochs[-1]}", OwnerToken) if epochs else None
 
+    @_leased
     def take(self, node: str, run: str, expected_epoch: int, *, above: int = 0) -> OwnerToken:
         """Makes ``node`` the owner, with the next epoch; durable on return.
 
@@ -102,6 +130,7 @@ class BackDisk:
             subject=str(self.path),
         )
 
+    @_leased
     def confirm(self, token: OwnerToken) -> None:
         """Raises:
         NotOwner: ``token`` is not the newest any more; its holder must not write.
@@ -114,6 +143,7 @@ class BackDisk:
                 subject=str(self.path),
             )
 
+    @_leased
     def write_seal(self, seal: SealRecord) -> None:
         """Keeps a seal; durable on return. The same seal again changes nothing.
 
@@ -124,6 +154,7 @@ class BackDisk:
         path = self._made(self._run_folder(seal.run)) / f"seal.{seal.number}.json"
         self._write_once(path, seal, lambda: _load(path, SealRecord))
 
+    @_leased
     def read_seal(self, run: str) -> SealRecord | None:
         """The run's newest seal; None when it was not sealed here."""
         self._require_disk()
@@ -131,12 +162,14 @@ class BackDisk:
         numbers = sorted(int(m[1]) for path in _entries(folder) if (m := _SEAL.fullmatch(path.name)))
         return _load(folder / f"seal.{numbers[-1]}.json", SealRecord) if numbers else None
 
+    @_leased
     def write_approval(self, approval: ApprovalRecord) -> None:
         """Keeps an approval; durable on return. The same approval again changes nothing."""
         digest = hashlib.sha256(_dump(approval)).hexdigest()[:24]
         path = self._made(self._run_folder(approval.run)) / f"approval.{digest}.json"
         self._write_once(path, approval, lambda: _load(path, ApprovalRecord))
 
+    @_leased
     def read_approvals(self, run: str) -> list[ApprovalRecord]:
         """The run's approvals, the oldest first."""
         self._require_disk()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nightferry.cluster import crm_check, crm_disk
-from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
+from nightferry.cluster.base import SILENT_S, ClusterView, GroupView, MovePlan, NodeView
 from nightferry.cluster.crm import Action, Configured, CrmGroup, Failure, Pin, Status, read_cib
 from nightferry.cluster.reader_agent import OCF_AGENTS
 from nightferry.cluster.tools import CrmTools, pin_id
@@ -70,6 +70,7 @@ class PacemakerCluster:
         move_s: How long a group's stop and start may take.
         tools: Pacemaker's.
         agents: Where this node has its resource agents, for `check`.
+        cancel: Ends a tool that hangs; what takes back a move that was stopped is not ended by it.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class PacemakerCluster:
         move_s: float = MOVE_S,
         tools: CrmTools | None = None,
         agents: Path = OCF_AGENTS,
+        cancel: Cancel | None = None,
     ) -> None:
         self._nodes = tuple(nodes)
         self._groups = tuple(dict.fromkeys(groups))
@@ -90,7 +92,7 @@ class PacemakerCluster:
         self._disks = dict(disks or {})
         self._allow_without_fencing = allow_without_fencing
         self._move_s = move_s
-        self._tools = tools or CrmTools()
+        self._tools = tools or CrmTools(cancel=cancel)
         self._agents = agents
         # The same question of the same configuration and state, as `plan` and then `move` ask it.
         self._last_simulated: tuple[tuple[MovePlan, bytes], MovePlan] | None = None
@@ -124,7 +126,7 @@ class PacemakerCluster:
 
     def where(self, group: str) -> str:
         self._require_known(group)
-        status = self._settled(group)
+        status = self._settled(group, self._tools)
         view = self._group_view(group, status)
         if not status.quorate:
             raise ClusterError(f"nobody knows where {group} is: no quorum here", subject=group)
@@ -141,16 +143,11 @@ class PacemakerCluster:
         fresh = self._plan(look, plan.group, plan.target)
         plan.require_still(fresh)
         if fresh.is_noop:
+            self._keep(plan, run, look)
             return
-        self._register.place(
-            plan.group,
-            plan.target,
-            run=run,
-            before=self._site_name(look.own.node) if look.own else "",
-            without_fencing=not look.status.fencing,
-        )
+        self._record(plan, run, look)
         try:
-            if placed := self._pin(self._tools, look.own, plan):
+            if placed := self._pin(self._tools.stopped_by(cancel), look.own, plan):
                 self._watch(plan, look.status, cancel)
         except BaseException as error:
             self._undo(plan, error)
@@ -163,14 +160,51 @@ class PacemakerCluster:
         """Takes our constraint back, unless the group would leave its node for that: then it stays until the
         next move."""
         self._require_known(group)
-        cib = self._tools.cib()
-        own = self._own_pin(group, read_cib(cib))
-        if own is None:
+        look = self._look_at(group)
+        if not look.status.quorate:
+            raise ClusterError(f"the constraint on {group} stays: no quorum here", subject=group)
+        if look.own is not None and not self._would_act_without(look.own, look.cib):
+            self._take_back(look.own, "released")
+
+    def _keep(self, plan: MovePlan, run: str, look: _Look) -> None:
+        """Leaves nothing of ours that could carry the group away from where it is: a constraint on a node that died
+        would as soon as the node is back."""
+        own = look.own
+        if own is None or own.node == self._host(plan.target):
             return
-        if self._tools.simulate(cib, lambda copy: copy.take_back(group, own.node)):
+        if not self._would_act_without(own, look.cib):
+            self._take_back(own, f"{plan.group} is on {plan.target}")
             return
-        self._tools.take_back(group, own.node)
-        self._register.take_back(group, "released")
+        self._record(plan, run, look)
+        self._tools.replace(plan.group, self._host(plan.target))
+
+    def _would_act_without(self, own: Pin, cib: bytes) -> bool:
+        return bool(
+            self._tools.simulate(cib, lambda copy: copy.take_back(own.resource, own.node, marked=own.marked))
+        )
+
+    def _take_back(self, own: Pin, reason: str) -> None:
+        """Removes our constraint. That it is gone is recorded only where a cluster with quorum says so: what is
+        removed in a partition may be there again when the cluster is whole."""
+        self._tools.take_back(own.resource, own.node, marked=own.marked)
+        self._record_gone(self._tools, own.resource, reason)
+
+    def _record_gone(self, tools: CrmTools, group: str, reason: str) -> bool:
+        """Returns whether it is gone."""
+        cib = tools.cib()
+        gone = tools.status().quorate and self._own_pin(group, read_cib(cib)) is None
+        if gone:
+            self._register.take_back(group, reason)
+        return gone
+
+    def _record(self, plan: MovePlan, run: str, look: _Look) -> None:
+        self._register.place(
+            plan.group,
+            plan.target,
+            run=run,
+            before=self._site_name(look.own.node) if look.own else "",
+            without_fencing=not look.status.fencing,
+        )
 
     def check(self) -> list[Finding]:
         try:
@@ -202,7 +236,10 @@ class PacemakerCluster:
         self._require_known(group)
         if target not in (names := [spec.name for spec in self._nodes]):
             raise choose(target, names, "node")
-        status = self._settled(group)
+        return self._look_at(group)
+
+    def _look_at(self, group: str) -> _Look:
+        status = self._settled(group, self._tools)
         cib = self._tools.cib()
         configured = read_cib(cib)
         return _Look(status, cib, configured, self._own_pin(group, configured))
@@ -285,8 +322,17 @@ class PacemakerCluster:
         """
         end = time.monotonic() + self._move_s
         known = set(before.failures)
+        answered = time.monotonic()
+        tools = self._tools.stopped_by(cancel)
         while True:
-            status = self._tools.status()
+            try:
+                status = tools.status()
+            except ClusterError:
+                if time.monotonic() - answered >= SILENT_S:
+                    raise
+                cancel.wait(LOOK_EVERY_S)
+                continue
+            answered = time.monotonic()
             view = self._group_view(plan.group, status)
             if why := self._why_it_failed(plan, view, status, known):
                 raise plan.failed(f"did not arrive on {plan.target}: {why}")
@@ -325,10 +371,13 @@ class PacemakerCluster:
 
         A failed operation stays as the cluster shows it: to clean it up is for people.
         """
+        # A stop was perhaps what ended the move.
+        tools = self._tools.stopped_by(None)
         try:
-            self._tools.take_back(plan.group, self._host(plan.target))
-            self._register.take_back(plan.group, str(error) or type(error).__name__)
-            view = self._group_view(plan.group, self._settled(plan.group, failed_s=min(RECOVER_S, SETTLE_S)))
+            tools.take_back(plan.group, self._host(plan.target))
+            gone = self._record_gone(tools, plan.group, str(error) or type(error).__name__)
+            status = self._settled(plan.group, tools, failed_s=min(RECOVER_S, SETTLE_S))
+            view = self._group_view(plan.group, status)
         except ClusterError as second:
             raise MoveFailed(
                 f"{plan.group}: {error}; and the constraint {pin_id(plan.group)} could not be taken back: {second}",
@@ -337,7 +386,10 @@ class PacemakerCluster:
                 subject=plan.group,
             ) from error
         if isinstance(error, MoveFailed):
-            error.args = (f"{error.message}; now it is {view.state} on {view.owner or 'no node'}",)
+            now = f"now it is {view.state} on {view.owner or 'no node'}"
+            if not gone:
+                now = "the constraint was removed without quorum, so the next move looks for it again"
+            error.args = (f"{error.message}; {now}",)
             error.message = error.args[0]
 
     # -- our constraint --------------------------------------------------------------------------
@@ -347,21 +399,23 @@ class PacemakerCluster:
         return next((pin for pin in pins if self._is_ours(pin)), None)
 
     def _is_ours(self, pin: Pin) -> bool:
+        """Whether it is one that we recorded. With our mark it is, whatever was recorded since: one that was removed
+        in a partition comes back with the cluster. Without the mark, as older releases placed it, only while it is on
+        record as placed."""
         record = self._register.constraint(pin.resource)
-        return (
-            record is not None
-            and record.state == "placed"
-            and pin.id == pin_id(pin.resource)
-            and pin.node in (self._host(record.node), self._host(record.before))
+        if record is None or pin.id != pin_id(pin.resource):
+            return False
+        return pin.marked or (
+            record.state == "placed" and pin.node in (self._host(record.node), self._host(record.before))
         )
 
     # -- views -------------------------------------------------------------------------------------
 
-    def _settled(self, group: str, *, failed_s: float = 0.0) -> Status:
+    def _settled(self, group: str, tools: CrmTools, *, failed_s: float = 0.0) -> Status:
         """The cluster's state, waited for while the group is on its way, and ``failed_s`` while it is failed."""
         began = time.monotonic()
         while True:
-            status = self._tools.status()
+            status = tools.status()
             state = self._group_view(group, status).state
             patience = {"moving": SETTLE_S, "stopped": STOPPED_S, "failed": failed_s}.get(state, 0.0)
             if not status.quorate or time.monotonic() - began >= patience:

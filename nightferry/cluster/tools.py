@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 from xml.sax.saxutils import quoteattr
 
-from nightferry.cluster.crm import Action, Status, read_actions, read_status
+from nightferry.cluster.crm import MARK, Action, Status, read_actions, read_status
 from nightferry.cluster.run import CLEAN_ENVIRONMENT, Finished, run_program
 from nightferry.errors import ClusterError
+from nightferry.progress import Cancel
 
 ANSWER_S = 20.0
 """No tool takes longer to answer, unless the cluster hangs."""
 
 EXISTS = 108
+NO_QUORUM = 106
 
 MEANINGS = {
     4: "this user may not ask the cluster",
@@ -39,18 +44,34 @@ class CrmTools:
 
     Args:
         env: Added to their clean environment; ``CIB_file`` makes them work on a file in place of the cluster.
+        cancel: Ends a tool that hangs.
     """
 
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None, cancel: Cancel | None = None) -> None:
         self._env = dict(env or {})
+        self._cancel = cancel
+
+    def stopped_by(self, cancel: Cancel | None) -> Self:
+        """The same tools, which ``cancel`` ends, or nothing but their deadlines: for what must be done after a stop."""
+        other = copy.copy(self)
+        other._cancel = cancel
+        return other
 
     def status(self) -> Status:
         """One look at the live cluster.
 
+        It has a quorum when `crm_mon` and the membership layer both say so: `crm_mon` reads it from the CIB, and on a
+        node that was cut off it says so for seconds longer.
+
         Raises:
             ClusterError: it does not answer.
         """
-        return read_status(self._run("crm_mon", "-1", "--output-as=xml").stdout)
+        status = read_status(self._run("crm_mon", "-1", "--output-as=xml").stdout)
+        return status if not status.quorate or self.has_quorum() else replace(status, quorate=False)
+
+    def has_quorum(self) -> bool:
+        """What the membership layer says of this node's partition now."""
+        return self._run("crm_node", "--quorum", accept=NO_QUORUM).stdout.strip() == b"1"
 
     def cib(self) -> bytes:
         """The cluster's configuration and state as it is now."""
@@ -73,9 +94,16 @@ class CrmTools:
         """Pins a pinned group to another node in one step."""
         self._run("cibadmin", "--modify", "--scope", "constraints", "--xml-text", _pin(group, node))
 
-    def take_back(self, group: str, node: str) -> None:
-        """Removes exactly this pin; whatever else pins the group or keeps it away stays."""
-        self._run("cibadmin", "--delete", "--scope", "constraints", "--xml-text", _pin(group, node))
+    def take_back(self, group: str, node: str, *, marked: bool = True) -> None:
+        """Removes exactly this pin; whatever else pins the group or keeps it away stays.
+
+        Args:
+            group: The resource group.
+            node: Where it is pinned.
+            marked: Whether the pin bears our mark; those of older releases do not.
+        """
+        text = _pin(group, node, marked=marked)
+        self._run("cibadmin", "--delete", "--scope", "constraints", "--xml-text", text)
 
     def simulate(self, cib: bytes, change: Callable[[CrmTools], object]) -> tuple[Action, ...]:
         """What the cluster would do if ``change`` were made; nothing is changed.
@@ -87,7 +115,7 @@ class CrmTools:
         with tempfile.TemporaryDirectory(prefix="nightferry-plan-") as folder:
             path = Path(folder) / "cib.xml"
             path.write_bytes(cib)
-            change(CrmTools({**self._env, "CIB_file": str(path)}))
+            change(CrmTools({**self._env, "CIB_file": str(path)}, self._cancel))
             return read_actions(
                 self._run("crm_simulate", "--run", "--xml-file", str(path), "--output-as=xml").stdout
             )
@@ -104,7 +132,7 @@ class CrmTools:
                 hint="install Pacemaker's tools (on Debian: pacemaker-cli-utils), or correct cluster.kind",
                 subject=tool,
             )
-        ended = run_program([program, *arguments], deadline_s=ANSWER_S, env=self._env)
+        ended = run_program([program, *arguments], deadline_s=ANSWER_S, env=self._env, cancel=self._cancel)
         if ended.code not in (0, accept):
             meaning = MEANINGS.get(ended.code) or ended.said()
             raise ClusterError(
@@ -120,6 +148,8 @@ def pin_id(group: str) -> str:
     return f"cli-prefer-{group}"
 
 
-def _pin(group: str, node: str) -> str:
+def _pin(group: str, node: str, *, marked: bool = True) -> str:
     values = {"id": pin_id(group), "rsc": group, "role": "Started", "node": node, "score": "INFINITY"}
+    if marked:
+        values |= dict([MARK])
     return f"<rsc_location {' '.join(f'{name}={quoteattr(value)}' for name, value in values.items())}/>"

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ from nightferry.cluster.base import Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
-from nightferry.cluster.reader_agent import working_on
+from nightferry.cluster.reader_agent import registered, working_on
 from nightferry.destination.base import Destination, SiteMark
 from nightferry.errors import CatalogError, ClusterError, NotOwner
 from nightferry.model.fields import BandwidthStep
@@ -111,6 +111,10 @@ class OpenSite:
     @property
     def cluster(self) -> Cluster:
         """The cluster driver the site names."""
+        return self.open_cluster(self.cancel)
+
+    def open_cluster(self, cancel: Cancel) -> Cluster:
+        """The same driver, whose questions ``cancel`` ends."""
         settings = self.site.cluster
         mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
         groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
@@ -127,6 +131,7 @@ class OpenSite:
                     disks={b.name: b.path for b in self.site.back_groups},
                     allow_without_fencing=settings.allow_without_fencing,
                     move_s=settings.move_deadline,
+                    cancel=cancel,
                 )
             case CommandClusterSettings():
                 from nightferry.cluster.command import CommandCluster
@@ -139,6 +144,7 @@ class OpenSite:
                     deadline_s=settings.deadline,
                     preset=settings.preset or "",
                     clock=self.clock,
+                    cancel=cancel,
                 )
             case _:
                 assert_never(settings)
@@ -213,8 +219,9 @@ class OpenSite:
         return owners.pop() if owners else self.site.active_node.name
 
     def disk(self, back_group: str) -> BackDisk:
-        """The BACK group's disk, as it is mounted here."""
-        return BackDisk(Path(self.site.back_group(back_group).path), self.clock)
+        """The BACK group's disk, as it is mounted here; opening a file on it takes a lease for that moment."""
+        definition = self.site.back_group(back_group)
+        return BackDisk(Path(definition.path), self.clock, leased=partial(registered, [definition.name]))
 
     def leases(self, back_group: str) -> Leases | DiskReaders:
         """Who reads from the BACK group's disk, on any node."""

@@ -1,7 +1,8 @@
 """Whether a BACK disk is still ours, asked again and again while somebody works on it.
 
 A token of another epoch, another file system in the disk's place, a cluster that lost its quorum or runs the
-group elsewhere: each ends what works on the disk at its next chunk, and nothing of it is touched any more.
+group elsewhere: each ends what works on the disk at its next chunk, and nothing of it is touched any more. The disk is
+looked at on time also while the cluster's answer takes long.
 """
 
 from __future__ import annotations
@@ -9,20 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nightferry.cluster.base import SILENT_S
 from nightferry.cluster.disk import OwnerToken
 from nightferry.cluster.mount import mount_of
-from nightferry.errors import Cancelled, ClusterError, NotOwner
+from nightferry.errors import Cancelled, ClusterError, GroupStopping, NotOwner
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel
 
 log = logging.getLogger(__name__)
-
-SILENT_S = 30.0
-"""How long a cluster may give no answer until its disk counts as lost."""
 
 
 class Watch:
@@ -47,14 +46,19 @@ class Watch:
         self._mount = mount_of(self._path)
         self._every_s = every_s
         self._answered = time.monotonic()
-        self._lost = ""
+        self._silence = "it is still being asked"
+        self._lost: ClusterError | None = None
         self._to_stop: list[Cancel] = []
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._keep_looking, daemon=True, name=f"owner {back_group}")
+        # Asked in a thread of its own, which nothing waits for: a stop does not end the question.
+        self._cluster = opened.open_cluster(Cancel())
         self.confirm()
 
     def begin(self) -> None:
-        self._thread.start()
+        for name, look in (("disk", self.look), ("cluster", self.ask)):
+            threading.Thread(
+                target=self._repeat, args=(look,), daemon=True, name=f"{name} of {self._back_group}"
+            ).start()
 
     def end(self) -> None:
         self._end.set()
@@ -63,8 +67,8 @@ class Watch:
     def stopping(self, cancel: Cancel) -> Iterator[None]:
         """While the block runs, ``cancel`` is set when the disk is lost."""
         self._to_stop.append(cancel)
-        if self._lost:
-            cancel.set(self._lost)
+        if self._lost is not None:
+            cancel.set(self._lost.message)
         try:
             yield
         finally:
@@ -75,15 +79,17 @@ class Watch:
 
         Raises:
             NotOwner: the disk is not ours any more.
+            GroupStopping: the cluster takes it away.
         """
-        if self._lost:
-            raise NotOwner(self._lost, subject=self._back_group)
+        if self._lost is not None:
+            raise self._lost
 
     def confirm(self) -> None:
         """Looks at the disk now, before something that cannot be taken back.
 
         Raises:
             NotOwner: the disk is not ours any more.
+            GroupStopping: the cluster takes it away.
         """
         self.require()
         try:
@@ -91,50 +97,67 @@ class Watch:
             if here != self._mount:
                 raise ClusterError(f"{here} is where {self._mount} was")
             self._opened.disk(self._back_group).confirm(self.token)
+        except GroupStopping as error:
+            self._lose(error)
         except ClusterError as error:
-            self._lose(error.message)
+            self._lose(self._not_ours(error.message))
         self.require()
 
     def look(self) -> None:
-        """Looks at the disk and asks the cluster.
+        """Looks at the disk, and at how long the cluster has said nothing.
 
         Raises:
-            NotOwner: the disk is not ours any more.
+            NotOwner: the disk is not ours any more, or nobody knows.
+            GroupStopping: the cluster takes it away.
         """
         self.confirm()
+        silent_s = time.monotonic() - self._answered
+        if silent_s >= SILENT_S:
+            self._lose(self._not_ours(f"the cluster gave no answer for {silent_s:.0f} s: {self._silence}"))
+        self.require()
+
+    def ask(self) -> None:
+        """Asks the cluster.
+
+        Raises:
+            NotOwner: it lost its quorum, or runs the group elsewhere.
+        """
         try:
-            view = self._opened.cluster.view()
+            view = self._cluster.view()
         except ClusterError as error:
-            silent_s = time.monotonic() - self._answered
+            self._silence = error.message
             log.warning("the cluster does not say who owns %s: %s", self._back_group, error.message)
-            if silent_s >= SILENT_S:
-                self._lose(f"the cluster gave no answer for {silent_s:.0f} s: {error.message}")
-            self.require()
             return
         self._answered = time.monotonic()
         group = view.group(self._back_group)
         if not view.quorate:
-            self._lose("the cluster lost its quorum")
+            self._lose(self._not_ours("the cluster lost its quorum"))
         elif group is not None and group.state == "started" and group.owner != self.token.node:
-            self._lose(f"the cluster runs it on {group.owner}")
+            self._lose(self._not_ours(f"the cluster runs it on {group.owner}"))
         self.require()
 
-    def _keep_looking(self) -> None:
+    def _repeat(self, look: Callable[[], None]) -> None:
         while not self._end.wait(self._every_s):
             try:
-                self.look()
-            except NotOwner as error:
+                look()
+            except (NotOwner, GroupStopping) as error:
                 log.error("%s", error)
                 return
             except Exception as error:
-                self._lose(f"{type(error).__name__}: {error}")
+                self._lose(self._not_ours(f"{type(error).__name__}: {error}"))
                 log.exception("the disk of %s cannot be watched", self._back_group)
                 return
 
-    def _lose(self, why: str) -> None:
-        self._lost = f"the disk of {self._back_group} is not {self.token.node}'s any more: {why}"
+    def _not_ours(self, why: str) -> NotOwner:
+        return NotOwner(
+            f"the disk of {self._back_group} is not {self.token.node}'s any more: {why}",
+            subject=self._back_group,
+        )
+
+    def _lose(self, error: ClusterError) -> None:
+        self._lost = self._lost or error
         for cancel in list(self._to_stop):
-            cancel.set(self._lost)
+            cancel.set(error.message)
 
 
 @contextmanager
@@ -154,6 +177,7 @@ def watched(
 
     Raises:
         NotOwner: the disk is nobody's, or not the token's holder's, before the block or while it ran.
+        GroupStopping: the cluster takes the disk away.
     """
     with opened.watch_lock:
         watch = opened.watches.get(back_group)

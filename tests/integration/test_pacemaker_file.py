@@ -198,7 +198,7 @@ def test_a_constraint_that_cannot_be_taken_back_is_said_and_known_to_the_next_ru
     crm.inject = FAULTS["the start fails"]
     cluster = crm.cluster()
 
-    def refuse(self, group, node):
+    def refuse(self, group, node, **_):
         raise ClusterError("cibadmin: the cluster did not answer in time (exit status 124)")
 
     with monkeypatch.context() as patch:
@@ -208,6 +208,126 @@ def test_a_constraint_that_cannot_be_taken_back_is_said_and_known_to_the_next_ru
     assert "crm_resource --clear" in failed.value.hint
     assert crm.notes.constraint(BACK).state == "placed"
     assert crm.cluster().view().leftovers == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-2 (ours)",)
+
+
+@pytest.mark.parametrize("stickiness", ["100", "0"])
+def test_the_return_of_a_node_that_died_moves_nothing(crm, stickiness):
+    """With stickiness the constraint goes; without it follows the group, which would leave for the active node."""
+    crm.edit("configuration/rsc_defaults/meta_attributes/nvpair", value=stickiness)
+    move(crm.cluster(), ALTERNATE)
+    crm.act("-d", ALTERNATE)
+    cluster = crm.cluster()
+    crm.act()
+    fled_to = cluster.where(BACK)
+    assert fled_to != ALTERNATE
+    move(cluster, fled_to)
+    assert ALTERNATE not in crm.pins().values()
+    crm.act("-u", ALTERNATE)
+    crm.act()
+    assert cluster.where(BACK) == fled_to
+    assert crm.pins() in ({}, {"cli-prefer-TEX-BACK-1": fled_to})
+
+
+def test_a_move_to_where_the_group_is_leaves_the_constraint_that_keeps_it_there(crm):
+    crm.edit("configuration/rsc_defaults/meta_attributes/nvpair", value="0")
+    cluster = crm.cluster()
+    move(cluster, ALTERNATE)
+    records = len(crm.notes.written)
+    move(cluster, ALTERNATE)
+    assert crm.pins() == {"cli-prefer-TEX-BACK-1": ALTERNATE}
+    assert len(crm.notes.written) == records
+
+
+def test_a_constraint_removed_without_quorum_is_not_released_and_is_known_when_it_comes_back(
+    crm, monkeypatch
+):
+    cluster = crm.cluster()
+    act, before = crm.act, None
+
+    def alone():
+        """The move's constraint is placed, and then this node is on its own."""
+        nonlocal before
+        before = before or crm.path.read_bytes()
+        monkeypatch.setattr(type(cluster._tools), "has_quorum", lambda tools: False)
+
+    crm.act = alone
+    with pytest.raises(MoveFailed, match="lost its quorum; the constraint was removed without quorum"):
+        move(cluster, ALTERNATE)
+    assert crm.pins() == {}
+    assert crm.notes.constraint(BACK).state == "placed"
+
+    # The cluster is whole again, and what the majority had is what counts.
+    monkeypatch.undo()
+    crm.act = act
+    crm.path.write_bytes(before)
+    crm.act()
+    whole = crm.cluster()
+    assert whole.view().leftovers == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-2 (ours)",)
+    move(whole, PRIMARY)
+    whole.release(BACK)
+    assert crm.pins() == {}
+    assert crm.notes.constraint(BACK).state == "taken back"
+
+
+def test_a_constraint_of_ours_is_known_whatever_was_recorded_since(crm):
+    cluster = crm.cluster()
+    move(cluster, ALTERNATE)
+    before = crm.path.read_bytes()
+    cluster.release(BACK)
+    assert crm.notes.constraint(BACK).state == "taken back"
+    crm.path.write_bytes(before)
+    move(crm.cluster(), PRIMARY)
+    assert crm.pins() == {"cli-prefer-TEX-BACK-1": PRIMARY}
+
+
+def test_an_operators_constraint_of_the_same_name_is_not_ours_though_one_was(crm):
+    cluster = crm.cluster()
+    move(cluster, ALTERNATE)
+    cluster.release(BACK)
+    crm.tool("crm_resource", "--move", "-r", BACK, "-N", ACTIVE)
+    crm.act()
+    plan = cluster.plan(BACK, PRIMARY)
+    assert plan.problems == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-ACTV-1, and it is not ours",)
+    cluster.release(BACK)
+    assert crm.pins() == {"cli-prefer-TEX-BACK-1": ACTIVE}
+
+
+def test_crm_resource_clear_removes_a_constraint_of_ours(crm):
+    move(crm.cluster(), ALTERNATE)
+    crm.tool("crm_resource", "--clear", "-r", BACK)
+    assert crm.pins() == {}
+
+
+def test_a_constraint_that_an_older_release_placed_is_ours_while_it_is_on_record(crm):
+    crm.notes.place(BACK, ALTERNATE, run=RUN, before="", without_fencing=False)
+    crm.tool("crm_resource", "--move", "-r", BACK, "-N", ALTERNATE)
+    crm.act()
+    cluster = crm.cluster()
+    cluster.release(BACK)
+    assert (crm.pins(), crm.notes.constraint(BACK).state) == ({}, "taken back")
+
+
+def test_a_quorum_counts_only_when_the_membership_layer_says_so_too(crm, monkeypatch):
+    cluster = crm.cluster()
+    monkeypatch.setattr(type(cluster._tools), "has_quorum", lambda tools: False)
+    assert not cluster.view().quorate
+    with pytest.raises(ClusterError, match="no quorum here"):
+        cluster.where(BACK)
+    assert "the cluster has no quorum" in cluster.plan(BACK, ALTERNATE).problems
+
+
+def test_a_tool_that_fails_while_a_move_is_watched_is_asked_again(crm, monkeypatch):
+    cluster = crm.cluster()
+    status, failures = CrmTools.status, ["first", "second"]
+
+    def failing(tools):
+        if crm.pins() and failures:
+            raise ClusterError(failures.pop())
+        return status(tools)
+
+    monkeypatch.setattr(CrmTools, "status", failing)
+    move(cluster, ALTERNATE)
+    assert failures == []
 
 
 def test_nobody_relies_on_a_group_on_an_unclean_node(crm):

@@ -131,6 +131,9 @@ class _Acting(CrmTools):
     def node(self):
         return self._here
 
+    def has_quorum(self):
+        return True
+
     def place(self, group, node):
         placed = super().place(group, node)
         self._file.act()
@@ -140,6 +143,6 @@ class _Acting(CrmTools):
         super().replace(group, node)
         self._file.act()
 
-    def take_back(self, group, node):
-        super().take_back(group, node)
+    def take_back(self, group, node, *, marked=True):
+        super().take_back(group, node, marked=marked)
         self._file.act()

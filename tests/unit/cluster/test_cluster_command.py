@@ -1,5 +1,8 @@
 """The command driver: what it believes of a move, and what it does when a move goes wrong."""
 
+import threading
+import time
+
 import pytest
 
 from nightferry.cluster.command import CommandCluster
@@ -7,7 +10,7 @@ from nightferry.cluster.verbs import verbs
 from nightferry.errors import Cancelled, ClusterError, MoveFailed
 from nightferry.model.nodes import CommandClusterSettings, specify
 from nightferry.progress import Cancel
-from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK, PRIMARY, FakeCluster
+from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK, MAIL, PRIMARY, FakeCluster
 from tests.support.small_site import HandClock
 
 
@@ -16,12 +19,29 @@ def fake(tmp_path):
     return FakeCluster(tmp_path)
 
 
-def open_cluster(fake, *, deadline_s=60, host="", **changes):
+def open_cluster(fake, *, deadline_s=60, host="", cancel=None, **changes):
     settings = CommandClusterSettings.model_validate(fake.settings() | changes)
     nodes = specify((ACTIVE, PRIMARY, ALTERNATE), ())
+    clock = HandClock()
     return CommandCluster(
-        verbs(settings), nodes, (BACK,), deadline_s=deadline_s, host=host, clock=HandClock()
+        verbs(settings), nodes, (BACK,), deadline_s=deadline_s, host=host, clock=clock, cancel=cancel
     )
+
+
+def script(path, lines):
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def failing_once(fake, verb):
+    """The verb's program, which fails the first time it is run, and then does what it should."""
+    command = fake.settings()[verb]
+    ran = fake.folder / f"{verb}-ran"
+    program = script(
+        fake.folder / f"{verb}-failing", f'[ -e {ran} ] || {{ touch {ran}; exit 1; }}\nexec {command[0]} "$@"'
+    )
+    return {verb: [program, *command[1:]]}
 
 
 def move(cluster, target=PRIMARY, cancel=None):
@@ -99,15 +119,98 @@ def test_only_a_started_group_has_an_owner(fake, word):
     assert cluster.plan(BACK, PRIMARY).problems
 
 
-def test_output_that_says_nothing_and_programs_that_fail_or_hang_are_no_answer(fake, tmp_path):
-    for number, script in enumerate(("exit 0", "echo broken >&2; exit 3", "echo owner=TEX-ACTV-1")):
-        program = tmp_path / f"where{number}"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        view = open_cluster(fake, where=[str(program), "{group}"]).view()
-        assert (view.group(BACK).state, view.group(BACK).owner, view.quorate) == ("unknown", "", False)
-    gone = open_cluster(fake, where=["/nonexistent/tool", "{group}"]).view().group(BACK)
-    assert (gone.state, "cannot run /nonexistent/tool" in gone.note) == ("unknown", True)
+NO_ANSWERS = {
+    "nothing": "exit 0",
+    "a failure": "echo broken >&2; exit 3",
+    "half of it": "echo owner=TEX-ACTV-1",
+}
+
+
+@pytest.mark.parametrize("kind", NO_ANSWERS)
+def test_output_that_says_nothing_and_programs_that_fail_are_no_answer(fake, tmp_path, kind):
+    cluster = open_cluster(fake, where=[script(tmp_path / "where", NO_ANSWERS[kind]), "{group}"])
+    with pytest.raises(ClusterError, match=f"where {BACK} is cannot be read"):
+        cluster.view()
+    with pytest.raises(ClusterError, match=f"where {BACK} is cannot be read"):
+        cluster.where(BACK)
+    assert cluster._clock.monotonic() >= 30
+    (finding,) = (f for f in cluster.check() if f.severity == "fail")
+    assert finding.id == "NF-CLUSTER-001"
+    assert finding.fix
+
+
+def test_a_program_that_is_not_there_is_no_answer(fake):
+    with pytest.raises(ClusterError, match="cannot run /nonexistent/tool"):
+        open_cluster(fake, where=["/nonexistent/tool", "{group}"]).view()
+
+
+@pytest.mark.parametrize("verb", ["where", "view"])
+def test_one_look_that_fails_is_repeated_by_every_verb(fake, verb):
+    def cluster():
+        (fake.folder / f"{verb}-ran").unlink(missing_ok=True)
+        return open_cluster(fake, **failing_once(fake, verb))
+
+    assert cluster().where(BACK) == ACTIVE
+    assert cluster().plan(BACK, PRIMARY).problems == ()
+    move(cluster())
+    assert open_cluster(fake).where(BACK) == PRIMARY
+
+
+def test_a_group_that_cannot_be_read_does_not_speak_for_the_others(fake, tmp_path):
+    tool, *words = fake.settings()["where"]
+    nodes = specify((ACTIVE, PRIMARY, ALTERNATE), ())
+    program = script(tmp_path / "where", f'[ "$2" != {BACK} ] || exit 1\nexec {tool} "$@"')
+    settings = CommandClusterSettings.model_validate(fake.settings() | {"where": [program, *words]})
+    cluster = CommandCluster(verbs(settings), nodes, (BACK, MAIL), deadline_s=60, clock=HandClock())
+    view = cluster.view()
+    assert (view.quorate, view.group(MAIL).state, view.group(BACK).state) == (True, "started", "unknown")
+
+
+def test_a_plan_and_a_release_that_cannot_be_run_once_are_run_again(fake, tmp_path):
+    for verb in ("plan", "release"):
+        command = fake.settings()[verb]
+        program = tmp_path / verb
+        cluster = open_cluster(fake, **{verb: [str(program), *command[1:]]})
+        cluster._clock.sleep = lambda _, program=program, tool=command[0]: script(
+            program, f'exec {tool} "$@"'
+        )
+        if verb == "plan":
+            assert cluster.plan(BACK, PRIMARY).problems == ()
+        else:
+            cluster.release(BACK)
+    assert fake.state["released"] == [BACK]
+
+
+@pytest.mark.parametrize("verb", ["where", "view", "plan", "release", "move"])
+def test_a_stop_ends_a_program_that_hangs(fake, tmp_path, verb):
+    cancel = Cancel()
+    hanging = [script(tmp_path / "hanging", "exec sleep 600"), *fake.settings()[verb][1:]]
+    cluster = open_cluster(fake, cancel=cancel, **{verb: hanging})
+    began = time.monotonic()
+    threading.Timer(0.2, cancel.set, ["an operator"]).start()
+    with pytest.raises(Cancelled, match="an operator"):
+        cluster.release(BACK) if verb == "release" else move(cluster, cancel=cancel)
+    assert time.monotonic() - began < 20
+    if verb == "move":
+        assert fake.state["released"] == [BACK]
+
+
+def test_a_moves_command_that_hangs_fails_the_move_only_when_the_group_is_not_there(fake, tmp_path):
+    tool, *words = fake.settings()["move"]
+    program = script(tmp_path / "move", f'{tool} "$@"; exec sleep 600')
+    move(open_cluster(fake, deadline_s=1, move=[program, *words]))
+    assert open_cluster(fake).where(BACK) == PRIMARY
+    program = script(tmp_path / "hanging", "exec sleep 600")
+    with pytest.raises(MoveFailed, match=r"is started on TEX-PASS-1 [\s\S]*hanging did not end within 1 s"):
+        move(open_cluster(fake, deadline_s=1, move=[program, *words]), ALTERNATE)
+
+
+def test_what_could_not_be_taken_back_is_said_beside_what_ended_the_move(fake):
+    fake.write(after_move=[[ACTIVE, "Failed"]])
+    with pytest.raises(
+        MoveFailed, match=r"failed on TEX-ACTV-1 .*; and what the move of .* was not taken back"
+    ):
+        move(open_cluster(fake, release=["/bin/false"]))
 
 
 def test_an_owner_that_the_site_file_does_not_know_is_no_owner(fake):
