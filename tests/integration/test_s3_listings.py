@@ -80,7 +80,7 @@ READINGS: dict[str, Callable[[S3Destination], object]] = {
     "copies": lambda d: list(d.scan()),
     "catalogs": lambda d: d.catalog_copies(),
     "orphans": lambda d: list(d.leftovers(LATER)),
-    "expiry": lambda d: d.expire({"image": "i1", "epoch": 1, "size_bytes": 100}),
+    "expiry": lambda d: d.expire({"image": "i1", "epoch": 1, "size_bytes": 100}, "d1"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What could fail at a bucket tonight, found with one scratch object."""
+"""What could fail at a bucket tonight."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from datetime import timedelta
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.s3.bucket import Bucket
-from nightferry.destination.s3.probe import SCRATCH, checks_checksums, honours_conditions
+from nightferry.destination.s3.lock import Wanted
+from nightferry.destination.s3.probe import abilities
 from nightferry.errors import DestinationError
-from nightferry.model.destinations import ARCHIVE_CLASSES, Lock
+from nightferry.model.destinations import ARCHIVE_CLASSES
 from nightferry.model.findings import Finding
 from nightferry.units import counted, format_duration
 
@@ -18,26 +19,18 @@ LEFTOVER_AGE = timedelta(days=2)
 """An upload that was begun before and has not ended is no night's any more."""
 
 
-def look(bucket: Bucket, lock: Lock | None, clock: Clock, storage_class: str | None = None) -> list[Finding]:
-    """Every finding. Writes the scratch object and removes it; what the store does not honour is said."""
+def look(
+    bucket: Bucket, wanted: Wanted | None, clock: Clock, storage_class: str | None = None
+) -> list[Finding]:
+    """Every finding. What a night asks of the endpoint is asked of it, with scratch objects that are removed."""
     name = bucket.name
     try:
         bucket.require()
-        checked = checks_checksums(bucket)
-        conditional = honours_conditions(bucket)
+        able = abilities(bucket, wanted, storage_class, clock.now(), again=True)
     except DestinationError as error:
         return [Finding("NF-S3-001", "fail", f"destination {name} cannot be written: {error}", error.hint)]
-    found = [*_clocks(bucket), *_rights(bucket), *_lock(bucket, lock), *_leftovers(bucket, clock)]
-    if not checked:
-        found.append(
-            Finding(
-                "NF-S3-002",
-                "note",
-                f"destination {name} does not check CRC64NVME: every copy is read back instead",
-                "reading back needs the right to read, and may cost",
-            )
-        )
-    if not checked and storage_class in ARCHIVE_CLASSES:
+    found = [*_clocks(bucket), *able.findings, *_own_lock(bucket, wanted), *_leftovers(bucket, clock)]
+    if not able.checksums and storage_class in ARCHIVE_CLASSES:
         found.append(
             Finding(
                 "NF-S3-010",
@@ -45,16 +38,6 @@ def look(bucket: Bucket, lock: Lock | None, clock: Clock, storage_class: str | N
                 f"destination {name} does not check CRC64NVME, and {storage_class} is not read back: no copy there "
                 "becomes verified",
                 "leave storage_class out and let a lifecycle rule archive what was read back",
-            )
-        )
-    if not conditional:
-        found.append(
-            Finding(
-                "NF-S3-003",
-                "note",
-                f"destination {name} does not honour If-None-Match: nothing there keeps an object from being "
-                "written over",
-                "let no other program write below the url",
             )
         )
     return found
@@ -76,52 +59,16 @@ def _clocks(bucket: Bucket) -> Iterator[Finding]:
         )
 
 
-def _rights(bucket: Bucket) -> Iterator[Finding]:
-    try:
-        bucket.get(SCRATCH, 1 << 16)
-    except DestinationError as error:
-        yield Finding(
-            "NF-S3-004",
-            "note",
-            f"destination {bucket.name}: this key may only write ({error})",
-            "copies are made with it; restores and verify need one that may read",
-        )
-    try:
-        bucket.delete(SCRATCH)
-    except DestinationError as error:
-        yield Finding(
-            "NF-S3-005",
-            "note",
-            f"destination {bucket.name}: this key may not remove ({error})",
-            "a damaged copy can then not be made anew in its place",
-        )
-
-
-def _lock(bucket: Bucket, lock: Lock | None) -> Iterator[Finding]:
+def _own_lock(bucket: Bucket, wanted: Wanted | None) -> Iterator[Finding]:
+    """What the bucket locks by itself."""
     try:
         answer = bucket.call(
             "get_object_lock_configuration", unless=("ObjectLockConfigurationNotFoundError", 404, 501, 405)
         )
-    except DestinationError as error:
-        if lock is not None:
-            yield Finding(
-                "NF-S3-006",
-                "warn",
-                f"destination {bucket.name}: whether the bucket locks objects cannot be seen: {error.message}",
-                "give the key s3:GetBucketObjectLockConfiguration, or look by hand",
-            )
-        return
-    said = (answer or {}).get("ObjectLockConfiguration", {})
-    enabled = said.get("ObjectLockEnabled") == "Enabled"
-    if lock is not None and not enabled:
-        yield Finding(
-            "NF-S3-006",
-            "fail",
-            f"destination {bucket.name}: lock is asked for, and the bucket {bucket.bucket!r} has no object lock",
-            "make a bucket with object lock, or take lock out",
-        )
-    default = said.get("Rule", {}).get("DefaultRetention")
-    if default and lock is None:
+    except DestinationError:
+        return  # a note is all that would come of it
+    default = (answer or {}).get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
+    if default and wanted is None:
         span = f"{default.get('Days') or default.get('Years')} {'days' if default.get('Days') else 'years'}"
         yield Finding(
             "NF-S3-007",
@@ -136,7 +83,7 @@ def _leftovers(bucket: Bucket, clock: Clock) -> Iterator[Finding]:
     try:
         old = [upload for upload in bucket.uploads("images/") if upload.initiated < limit]
     except DestinationError:
-        return
+        return  # whether uploads can be listed was found before
     if old:
         shown = ", ".join(bucket.path(upload.key) for upload in old[:5])
         yield Finding(

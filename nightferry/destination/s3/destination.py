@@ -60,8 +60,9 @@ from nightferry.destination.s3.bucket import Bucket, proof
 from nightferry.destination.s3.check import look
 from nightferry.destination.s3.client import READ_TIMEOUT_S, connect
 from nightferry.destination.s3.failure import Forbidden, is_passing
+from nightferry.destination.s3.lock import NotLocked, Wanted, require_locked
 from nightferry.destination.s3.parts import Memory, crc64, crc_text, joined_crc
-from nightferry.destination.s3.probe import checks_checksums
+from nightferry.destination.s3.probe import Abilities, abilities
 from nightferry.destination.s3.reader import READ_AHEAD_BYTES, ObjectReader
 from nightferry.destination.s3.upload import Stored, Uploader
 from nightferry.errors import (
@@ -176,11 +177,12 @@ class S3Destination:
         self._remover = remover or Remover(lambda: bucket)
         self._uploader = uploader
         self._lanes = Lanes(lanes)
-        self._lock = lock
+        self._lock = None if lock is None else Wanted(lock.mode.upper(), lock.days)
         self._storage_class = storage_class
         self._recall = recall
         self._clock = clock
         self._read_ahead = Memory(READ_AHEAD_BYTES)
+        self._has_said = False
 
     @property
     def name(self) -> str:
@@ -202,12 +204,14 @@ class S3Destination:
         """See ``Lane.put``."""
         image = safe_name(outgoing.image)
         folder, mark = f"images/{image}", self._mark()
+        able = self._require_able(progress)
+        began = self._clock.now()
         origin = render_origin(mark, image, epoch)
         try:
             whole, _ = self._copy_of(image)
             if whole is not None:
                 there = made_before(self.name, whole, outgoing, epoch, lane)
-                if there is not None:
+                if there is not None and self._is_locked(image, whole):
                     return there
             require_free(
                 self.name, image, epoch, self._read_in(image), self._objects_of(image), mark, outgoing.digest
@@ -220,7 +224,7 @@ class S3Destination:
             self._write(f"{folder}/{COPY}", json.dumps({"image": image, "unfinished": epoch}).encode())
         try:
             said = about(image, epoch, outgoing)
-            stored = self._put_data(outgoing, said, f"{folder}/{data_name(said)}", progress, cancel)
+            stored = self._put_data(outgoing, said, f"{folder}/{data_name(said)}", able, progress, cancel)
             for name in SIDE_FILES:
                 if name != META:
                     self._write(f"{folder}/{name}", outgoing.side_files[name], cancel)
@@ -228,17 +232,60 @@ class S3Destination:
                 said[CRC] = crc_text(stored.crc)
             self._write(f"{folder}/{COPY}", json.dumps(said).encode(), cancel)
             self._write(f"{folder}/{META}", outgoing.side_files[META], cancel)
+            self._require_locked(image, said, began)
         except NightferryError as error:
             if not error.retryable and not isinstance(error, Cancelled):
                 self._tidy(image)
             raise
         return Receipt(location_of(said), stored.size_bytes, lane=lane, verified=stored.verified)
 
+    def _abilities(self) -> Abilities:
+        return abilities(self._bucket, self._lock, self._storage_class, self._clock.now())
+
+    def _require_able(self, progress: Progress) -> Abilities:
+        """What the endpoint can; what is done without is said, once.
+
+        Raises:
+            DestinationError: copies cannot be made as the site file wants them; `check` says the same.
+        """
+        able = self._abilities()
+        able.require()
+        if not self._has_said:
+            self._has_said = True
+            for finding in able.findings:
+                progress.say(finding.text)
+        return able
+
+    def _is_locked(self, image: str, said: Mapping[str, Any]) -> bool:
+        """Whether a copy that is there has the lock that is wanted, for as long as is left of it."""
+        try:
+            self._require_locked(image, said, self._clock.now(), days=0)
+        except NotLocked:
+            return False
+        return True
+
+    def _require_locked(
+        self, image: str, said: Mapping[str, Any], began: datetime, *, days: int | None = None
+    ) -> None:
+        """Raises:
+        NotLocked: an object of the copy lacks the lock that it was stored with.
+        """
+        if self._lock is None:
+            return
+        until = began + timedelta(days=self._lock.days if days is None else days)
+        for name in (data_name(said), ORIGIN, COPY, *SIDE_FILES):
+            require_locked(self._bucket, f"images/{image}/{name}", self._lock, until)
+
     def _put_data(
-        self, outgoing: Outgoing, said: dict[str, Any], path: str, progress: Progress, cancel: Cancel
+        self,
+        outgoing: Outgoing,
+        said: dict[str, Any],
+        path: str,
+        able: Abilities,
+        progress: Progress,
+        cancel: Cancel,
     ) -> Stored:
-        checksums = checks_checksums(self._bucket)
-        there = self._there(outgoing, said, path, checksums, progress, cancel)
+        there = self._there(outgoing, said, path, able.checksums, progress, cancel)
         if there is not None:
             return there
         extra: dict[str, Any] = self._locked()
@@ -251,7 +298,7 @@ class S3Destination:
             None if outgoing.encoding else outgoing.size_bytes,
             again=outgoing.chunks,
             digest=outgoing.digest,
-            checksums=checksums,
+            able=able,
             cancel=cancel,
             extra=extra,
         )
@@ -292,15 +339,14 @@ class S3Destination:
             cancel=cancel,
             Key=self._bucket.key(path),
             Body=data,
-            **proof(data, checks_checksums(self._bucket)),
+            **proof(data, self._abilities().checksums),
             **(self._locked() if locked else {}),
         )
 
     def _locked(self) -> dict[str, Any]:
         if self._lock is None:
             return {}
-        until = self._clock.now() + timedelta(days=self._lock.days)
-        return {"ObjectLockMode": self._lock.mode.upper(), "ObjectLockRetainUntilDate": until}
+        return self._lock.headers(self._clock.now() + timedelta(days=self._lock.days))
 
     def _tidy(self, image: str) -> None:
         """Removes what a failed put wrote. What cannot be removed now, or by this key, is no whole copy."""
@@ -337,12 +383,13 @@ class S3Destination:
         return said, bool(data.crc) and data.crc == said.get(CRC)
 
     def find(self, image: str, epoch: int) -> Receipt | None:
-        """See ``Destination.find``. A key that may not read finds nothing."""
+        """See ``Destination.find``. A key that may not read finds nothing; a copy without the lock that is wanted
+        is none."""
         try:
             said, proved = self._copy_of(safe_name(image))
         except Forbidden:
             return None
-        if said is None or said["epoch"] != epoch:
+        if said is None or said["epoch"] != epoch or not self._is_locked(image, said):
             return None
         return replace(receipt_of(said), verified=proved)
 
@@ -424,10 +471,11 @@ class S3Destination:
 
     def put_marker(self, text: bytes) -> None:
         """See ``Marked.put_marker``. Where conditions are not honoured two at once may both write it."""
-        marker: dict[str, Any] = {"Key": self._bucket.key(MARKER), "Body": text} | proof(
-            text, checks_checksums(self._bucket)
-        )
-        put = self._bucket.call("put_object", IfNoneMatch="*", unless=(400, 409, 412, 501), **marker)
+        able = self._abilities()
+        marker: dict[str, Any] = {"Key": self._bucket.key(MARKER), "Body": text} | proof(text, able.checksums)
+        put = None
+        if able.conditions:
+            put = self._bucket.call("put_object", IfNoneMatch="*", unless=(409, 412), **marker)
         try:
             if put is None and self._bucket.head(MARKER) is None:
                 self._bucket.call("put_object", **marker)

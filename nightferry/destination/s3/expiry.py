@@ -228,9 +228,9 @@ def _uploads(bucket: Bucket, before: datetime, mark: SiteMark) -> Iterator[Lefto
 
 
 def _is_our_upload(bucket: Bucket, upload: Upload, mark: SiteMark) -> bool:
-    """Whether an upload is of an image's data below our first side file, or of our scratch object."""
+    """Whether an upload is of an image's data below our first side file, or of a scratch object of ours."""
     path = bucket.path(upload.key)
-    if path == SCRATCH:
+    if path == SCRATCH or path.startswith(f"{SCRATCH}-"):
         return True
     return is_copys(path) and is_ours(origin_of(bucket, path.split("/")[1]), mark)
 

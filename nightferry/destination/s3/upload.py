@@ -30,6 +30,7 @@ from nightferry.destination.s3.parts import (
     joined_crc,
     part_sizes,
 )
+from nightferry.destination.s3.probe import Abilities
 from nightferry.errors import Cancelled, DestinationError, NightferryError, Unavailable
 from nightferry.progress import Cancel
 from nightferry.units import MIB
@@ -90,7 +91,7 @@ class Uploader:
         *,
         again: Callable[[int], Iterator[memoryview]],
         digest: str,
-        checksums: bool,
+        able: Abilities,
         cancel: Cancel,
         extra: Mapping[str, Any] | None = None,
     ) -> Stored:
@@ -105,7 +106,7 @@ class Uploader:
             length: Bytes to come, None when nobody knows.
             again: The same bytes from a MiB on: what parts larger than the memory are sent from.
             digest: Kept with the object, to know it again.
-            checksums: Whether the store checks CRC64NVME.
+            able: What the store can.
             cancel: Seen at every part and between tries.
             extra: More of what boto3's ``put_object`` takes: lock, storage class.
 
@@ -113,7 +114,7 @@ class Uploader:
             DestinationError: ``retryable`` says whether another try can help; then the parts stay for it.
             NightferryError: what ``pieces`` raised; the parts are given up, unless it was a stop.
         """
-        one = _Object(self._bucket, path, digest, checksums, cancel, dict(extra or {}))
+        one = _Object(self._bucket, path, digest, able, cancel, dict(extra or {}))
         sizes = part_sizes(length, most_parts=self._most_parts, part_bytes=self._part_bytes)
         if length is not None:
             size = next(part_sizes(length, most_parts=self._most_parts, part_bytes=self._part_bytes))
@@ -196,13 +197,15 @@ class _Object:
     """One object on its way: the requests of its upload."""
 
     def __init__(
-        self, bucket: Bucket, path: str, digest: str, checksums: bool, cancel: Cancel, extra: dict[str, Any]
+        self, bucket: Bucket, path: str, digest: str, able: Abilities, cancel: Cancel, extra: dict[str, Any]
     ) -> None:
         self._bucket = bucket
         self._path = path
         self._key = bucket.key(path)
         self._digest = digest
-        self._checksums = checksums
+        self._checksums = able.checksums
+        self._condition = {"IfNoneMatch": "*"} if able.conditions else {}
+        self._resumes = able.resumes
         self._cancel = cancel
         self._about = {"Metadata": {DIGEST: digest}, "ContentType": "application/octet-stream", **extra}
 
@@ -231,7 +234,9 @@ class _Object:
         return str((begun or {})["UploadId"]), {}
 
     def _left(self) -> list[Any]:
-        """Uploads of this key, the newest last; none when the key may not list them."""
+        """Uploads of this key, the newest last; none where they cannot be listed."""
+        if not self._resumes:
+            return []
         try:
             found = [u for u in self._bucket.uploads(self._path) if u.key == self._key]
         except Forbidden:
@@ -308,8 +313,8 @@ class _Object:
         answer = self._bucket.call(
             verb,
             cancel=self._cancel,
-            IfNoneMatch="*",
             unless=(409, 412, "NoSuchUpload", "NotImplemented"),
+            **self._condition,
             **params,
         )
         if answer is not None:
@@ -321,7 +326,7 @@ class _Object:
             answer = self._bucket.call(verb, cancel=self._cancel, **params)
             return Stored(size, crc, self._proves(whole_crc(answer or {}), crc))
         if ours is None and self._bucket.head(self._path) is None:
-            # The name is free: conditions are not known there (501), or met a passing conflict.
+            # The name is free: the condition met a passing conflict.
             answer = self._bucket.call(verb, cancel=self._cancel, unless=("NoSuchUpload",), **params)
             if answer is not None:
                 return Stored(size, crc, self._proves(whole_crc(answer), crc))
