@@ -15,7 +15,9 @@ from operator import itemgetter
 from blake3 import blake3
 
 from nightferry.errors import IntegrityError
+from nightferry.image.flags import read_flags
 from nightferry.image.pax import pax_record
+from nightferry.model.text import safe
 
 XATTR_PREFIX = b"SCHILY.xattr."
 ACL_ACCESS = b"SCHILY.acl.access"
@@ -27,6 +29,7 @@ _ACL_TAGS = {0x01: b"user", 0x02: b"user", 0x04: b"group", 0x08: b"group", 0x10:
 _NAMED_TAGS = {0x02, 0x08}
 _NO_ID = 0xFFFFFFFF
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.ENODATA, errno.ENOSYS}
+_NO_SUCH_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,15 @@ class Attributes:
     """What a file carries beyond its mode.
 
     ``xattrs`` are (name, value) pairs sorted by name, without ``system.*``; the ACLs are text, one entry a
-    line, empty when the mode says everything.
+    line, empty when the mode says everything. ``flags`` are inode flags, which no tar member carries; ``lost`` says
+    what could not be read, and why.
     """
 
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
     acl_access: bytes = b""
     acl_default: bytes = b""
+    flags: int = 0
+    lost: tuple[str, ...] = ()
 
     def records(self) -> list[tuple[bytes, bytes]]:
         """The ``SCHILY.*`` records of a tar member, ordered by keyword."""
@@ -70,25 +76,31 @@ def decode_keyword(name: bytes) -> bytes:
 
 
 def read_attributes(target: int | bytes) -> Attributes:
-    """Reads what a file carries.
+    """Reads what a file carries. What cannot be read is lost, and said; it does not cost the file's content.
 
     Args:
-        target: A descriptor, or a path whose last component is not followed.
+        target: A descriptor, or a path whose last component is not followed. Only a descriptor has flags.
 
     Raises:
-        OSError: they cannot be read. A file system without attributes is no error.
+        OSError: the path is not there any more.
     """
+    found: dict[bytes, bytes] = {}
+    lost: list[str] = []
+    flags = 0
     follow = isinstance(target, int)
+    try:
+        if isinstance(target, int):
+            flags = read_flags(target)
+    except OSError as error:
+        lost.append(f"flags: {error.strerror}")
     try:
         names = os.listxattr(target, follow_symlinks=follow)
     except OSError as error:
-        if error.errno in _NO_ATTRIBUTES:
-            return NO_ATTRIBUTES
-        raise
-    if not names:
-        return NO_ATTRIBUTES
-    xattrs = []
-    acls = {}
+        if error.errno in _NO_SUCH_PATH:
+            raise
+        if error.errno not in _NO_ATTRIBUTES:
+            lost.append(f"attributes: {error.strerror}")
+        names = []
     for name in names:
         raw_name = os.fsencode(name)
         is_acl = raw_name in (b"system.posix_acl_access", b"system.posix_acl_default")
@@ -96,19 +108,19 @@ def read_attributes(target: int | bytes) -> Attributes:
             continue
         try:
             value = os.getxattr(target, name, follow_symlinks=follow)
+            found[raw_name] = acl_to_text(value) if is_acl else value
         except OSError as error:
-            if error.errno == errno.ENODATA:  # removed since it was listed
-                continue
-            raise
-        if is_acl:
-            acls[raw_name] = acl_to_text(value)
-        else:
-            xattrs.append((raw_name, value))
-    return Attributes(
-        tuple(sorted(xattrs)),
-        acls.get(b"system.posix_acl_access", b""),
-        acls.get(b"system.posix_acl_default", b""),
-    )
+            if error.errno in _NO_SUCH_PATH:
+                raise
+            if error.errno != errno.ENODATA:  # removed since it was listed
+                lost.append(f"attribute {safe(raw_name)}: {error.strerror}")
+        except IntegrityError as error:
+            lost.append(f"attribute {safe(raw_name)}: {error}")
+    access = found.pop(b"system.posix_acl_access", b"")
+    default = found.pop(b"system.posix_acl_default", b"")
+    if not (found or access or default or flags or lost):
+        return NO_ATTRIBUTES
+    return Attributes(tuple(sorted(found.items())), access, default, flags, tuple(lost))
 
 
 def acl_to_text(value: bytes) -> bytes:

@@ -1,8 +1,9 @@
-"""What a regular file holds: where its data lies, its bytes, whether it stayed as it was."""
+"""What a file holds: where its data lies, its bytes, whether it stayed as it was and is still the same."""
 
 from __future__ import annotations
 
 import os
+import stat
 
 from nightferry.image.tar import MAX_SEGMENTS, Segments
 from nightferry.transfer.files import data_extents
@@ -36,3 +37,8 @@ def unchanged(before: os.stat_result, after: os.stat_result) -> bool:
         after.st_mtime_ns,
         after.st_ctime_ns,
     )
+
+
+def version(status: os.stat_result) -> tuple[int, int, int, int]:
+    """What tells an inode from another one that was given the same number later: type, size, mtime and ctime."""
+    return stat.S_IFMT(status.st_mode), status.st_size, status.st_mtime_ns, status.st_ctime_ns

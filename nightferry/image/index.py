@@ -53,8 +53,16 @@ SCHEMA: Final = pa.schema(
         pa.field("fh_info", pa.uint64()),
         pa.field("node", pa.uint64()),
         pa.field("note", pa.string(), nullable=False),
+        pa.field("mtime_s", pa.int64()),
+        pa.field("ctime_s", pa.int64()),
+        pa.field("flags", pa.uint32()),
     ]
 )
+_LATER: Final = frozenset({"mtime_s", "ctime_s", "flags"})
+"""Columns that indexes written before 0.2 do not have."""
+
+COLUMNS: Final = tuple(SCHEMA.names)
+NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,8 @@ class IndexRow:
     """One path of an image; fields as in docs/image-format.md.
 
     ``offset`` is −1 when the image holds no member for it (vanished, unreadable, deleted, a socket).
-    A hard link's payload fields are those of the file it links to.
+    A hard link's payload fields are those of the file it links to. ``mtime_ns`` and ``ctime_ns`` have no bounds here,
+    whatever a column can hold.
     """
 
     path: bytes
@@ -91,6 +100,7 @@ class IndexRow:
     fh_info: int | None = None
     node: int | None = None
     note: str = ""
+    flags: int = 0
 
     @property
     def stored(self) -> bool:
@@ -124,6 +134,7 @@ class Index:
             )
         except (pa.ArrowException, OSError, ValueError) as error:
             raise IntegrityError(f"not an index: {error}") from error
+        self._lacks: set[str] = set()
         self._check_schema()
         metadata = self._file.metadata
         for number in range(metadata.num_row_groups):
@@ -204,7 +215,7 @@ class Index:
 
     def _group(self, number: int) -> tuple[pa.Table, list[bytes]]:
         if self._cached is None or self._cached[0] != number:
-            table = self._read(number, list(FIELDS))
+            table = self._read(number, list(COLUMNS))
             paths = table.column("path").to_pylist()
             if any(a >= b for a, b in pairwise(paths)):
                 raise IntegrityError(f"row group {number} of the index is not sorted")
@@ -212,18 +223,27 @@ class Index:
         return self._cached[1], self._cached[2]
 
     def _read(self, group: int | None, columns: list[str]) -> pa.Table:
-        """Columns of one row group, or of all."""
+        """Columns of one row group, or of all; one that an older index lacks is null."""
+        there = [name for name in columns if name not in self._lacks]
         try:
             if group is None:
-                return self._file.read(columns=columns)
-            return self._file.read_row_group(group, columns=columns)
+                table = self._file.read(columns=there)
+            else:
+                table = self._file.read_row_group(group, columns=there)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise IntegrityError(f"the index is damaged: {error}") from error
+        for name in self._lacks.intersection(columns):
+            field = SCHEMA.field(name)
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        return table
 
     def _check_schema(self) -> None:
         found = self._file.schema_arrow
         for field in SCHEMA:
             position = found.get_field_index(field.name)
+            if position < 0 and field.name in _LATER:
+                self._lacks.add(field.name)
+                continue
             if position < 0 or not _same_type(found.field(position).type, field.type):
                 raise IntegrityError(f"not an index: column {field.name} is missing or of another type")
         if found.field(0).name != "path":
@@ -251,11 +271,16 @@ def rows_of(table: pa.Table) -> list[IndexRow]:
     Raises:
         IntegrityError: a null or a sparse map where none may be.
     """
-    columns = {name: table.column(name).to_pylist() for name in FIELDS}
-    for name in FIELDS:
+    columns = {name: table.column(name).to_pylist() for name in COLUMNS}
+    for name in COLUMNS:
         if not SCHEMA.field(name).nullable and table.column(name).null_count:
             raise IntegrityError(f"the index has nulls in column {name}")
     columns["sparse"] = [_segments(flat) for flat in columns["sparse"]]
+    for time, seconds in (("mtime_ns", "mtime_s"), ("ctime_ns", "ctime_s")):
+        if table.column(seconds).null_count < table.num_rows:
+            pairs = zip(columns[time], columns[seconds], strict=True)
+            columns[time] = [ns if s is None else s * NS + ns for ns, s in pairs]
+    columns["flags"] = [flags or 0 for flags in columns["flags"]]
     return [IndexRow(*values) for values in zip(*(columns[name] for name in FIELDS), strict=True)]
 
 

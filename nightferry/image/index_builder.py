@@ -12,19 +12,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nightferry.errors import DestinationError, IntegrityError, StagingFull
-from nightferry.image.index import FIELDS, ROWS_PER_GROUP, SCHEMA, IndexRow
+from nightferry.image.index import FIELDS, NS, ROWS_PER_GROUP, SCHEMA, IndexRow
 from nightferry.transfer.files import NO_SPACE
 
 SPILL_ROWS: Final = 65_536
-_DICTIONARY: Final = ["type", "mode", "uid", "gid", "uname", "gname", "dev", "nlink", "outcome", "note"]
+SPILL_BYTES: Final = 64 << 20
+_DICTIONARY: Final = [
+    "type",
+    "mode",
+    "uid",
+    "gid",
+    "uname",
+    "gname",
+    "dev",
+    "nlink",
+    "outcome",
+    "note",
+    "flags",
+]
 
 
 class IndexBuilder:
     """Collects rows and writes them as one Parquet file sorted by path.
 
-    Up to ``spill_rows`` rows are Python objects (about 50 MB); each full batch goes to an unlinked temporary
-    file. ``finish`` holds the paths of all rows, 16 bytes a row beside them, and the Parquet file itself
-    (about 80 bytes a row).
+    Up to ``spill_rows`` rows, with at most ``SPILL_BYTES`` of paths, are Python objects (about 50 MB of rows); each
+    full batch goes to an unlinked temporary file. ``finish`` holds the paths of all rows, 16 bytes a row beside them,
+    and the Parquet file itself (about 80 bytes a row).
 
     Args:
         spill_directory: Where the temporary file is made; the system's default when None.
@@ -38,6 +51,7 @@ class IndexBuilder:
         self._spill: BinaryIO | None = None
         self._spill_writer: pa.RecordBatchFileWriter | None = None
         self._rows = 0
+        self._path_bytes = 0
 
     def __len__(self) -> int:
         return self._rows
@@ -51,7 +65,8 @@ class IndexBuilder:
         """
         self._pending.append(row)
         self._rows += 1
-        if len(self._pending) >= self._spill_rows:
+        self._path_bytes += len(row.path)
+        if len(self._pending) >= self._spill_rows or self._path_bytes >= SPILL_BYTES:
             self._spill_batch()
 
     def finish(self) -> bytes:
@@ -80,7 +95,11 @@ class IndexBuilder:
             None if segments is None else [number for segment in segments for number in segment]
             for segments in columns["sparse"]
         ]
+        for time, seconds in (("mtime_ns", "mtime_s"), ("ctime_ns", "ctime_s")):
+            columns[time], columns[seconds] = _times(columns[time])
+        columns["flags"] = [flags or None for flags in columns["flags"]]
         self._pending = []
+        self._path_bytes = 0
         arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
@@ -129,6 +148,14 @@ class IndexBuilder:
                 previous = _check_unique(group.column(0), previous)
                 writer.write_batch(group, row_group_size=ROWS_PER_GROUP)
         return buffer.getvalue()
+
+
+def _times(times_ns: list[int]) -> tuple[list[int], list[int | None]]:
+    """Nanoseconds, and the seconds before them where a 64-bit number cannot hold both."""
+    if not times_ns or (min(times_ns) >= -(1 << 63) and max(times_ns) < 1 << 63):
+        return times_ns, [None] * len(times_ns)
+    split = [(ns, None) if -(1 << 63) <= ns < 1 << 63 else (ns % NS, ns // NS) for ns in times_ns]
+    return [ns for ns, _ in split], [seconds for _, seconds in split]
 
 
 def _take(batches: list[pa.RecordBatch], starts: list[int], order: pa.Array) -> pa.RecordBatch:

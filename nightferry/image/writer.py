@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from blake3 import blake3
 
-from nightferry.errors import SourceError
+from nightferry.errors import NightferryError, SourceError
 from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
-from nightferry.image.content import read_at, sparse_segments, unchanged
+from nightferry.image.content import read_at, sparse_segments, unchanged, version
 from nightferry.image.format import HEADER_PATH, INDEX_COMMENT, INDEX_PATH, ImageEnd, ImageHeader
 from nightferry.image.index import EntryType, IndexRow, Outcome
 from nightferry.image.index_builder import IndexBuilder
@@ -30,11 +30,27 @@ from nightferry.image.tar import (
     padding,
 )
 from nightferry.model.records import Outcomes
+from nightferry.model.text import safe
 from nightferry.transfer.base import ByteSink
 from nightferry.transfer.digest import image_digest
+from nightferry.units import counted
 
 _SLICE: Final = 128 << 20
 """Bytes of a large file between two looks at ``tick``."""
+
+_PIECE: Final = 4 << 20
+"""Bytes of a file without a known end between two looks at ``tick``."""
+
+MAX_BEYOND_BYTES: Final = 1 << 30
+"""How much is read behind the end that a file's size announces: a device in a file's clothes has no end."""
+
+_Came = Literal["whole", "changed", "longer", "endless"]
+"""How one reading of a file went."""
+_CHANGED: Final[dict[_Came, str]] = {
+    "changed": "changed while it was read, both times",
+    "longer": "longer than the size it announces, both times",
+    "endless": f"more than {MAX_BEYOND_BYTES >> 30} GiB longer than the size it announces; cut there",
+}
 
 _TYPES: Final[dict[int, EntryType]] = {
     stat.S_IFREG: "file",
@@ -76,12 +92,32 @@ class ImageSummary:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Linked:
+    """An inode with more names than were met so far: the row of the first, and what it was when it was written."""
+
+    row: IndexRow
+    version: tuple[int, int, int, int]
+    to_come: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One reading of a file: its row, how it went, and the file as it was before."""
+
+    row: IndexRow
+    came: _Came
+    before: os.stat_result
+    lost: tuple[str, ...]
+    """Attributes that were left out."""
+
+
 class ImageWriter:
     """Writes one image into a sink: the header at once, members as they come, index and end by ``finish``.
 
     Paths are relative bytes without ``.`` and ``..``, each given once; ``b"."`` is the store's top directory.
-    Errors of a source's file become its outcome; errors of the sink, and what ``tick`` raises, pass through,
-    after which only ``close`` may be called. The sink is the caller's: it aborts it.
+    Errors of a source's file become its outcome, whatever they are; errors of the sink, and those of ours that ``tick``
+    raises, pass through, after which only ``close`` may be called. The sink is the caller's: it aborts it.
 
     Memory: one small file, the index builder's bound, and one row for each inode whose other links are still
     to come.
@@ -96,9 +132,11 @@ class ImageWriter:
         self._sink = sink
         self._index = IndexBuilder(spill_directory)
         self._owners = OwnerNames()
-        self._linked: dict[tuple[int, int], tuple[IndexRow, int]] = {}
+        self._linked: dict[tuple[int, int], _Linked] = {}
         self._outcomes: Counter[str] = Counter()
         self._notes: list[str] = []
+        self._without_attributes = 0
+        self._first_without = b""
         self._payload_bytes = 0
         started_ns = int(header.started.timestamp()) * 1_000_000_000
         self._own = Member(b"", mode=0o444, mtime_ns=started_ns)
@@ -129,9 +167,12 @@ class ImageWriter:
     ) -> IndexRow:
         """Adds a regular file that the caller has opened.
 
-        The file is read to the size it has now. When size, mtime or ctime differ after reading it is read
-        once more from the start; when they differ again it is kept as read, as ``changed``. What it lacks of
-        its size is zeros. When it cannot be read it leaves a row ``unreadable`` and no member.
+        The file is read to the size it has now, and once past it. When size, mtime or ctime differ after reading, or
+        something came past the end, it is read once more from the start; when that comes again it is kept as read,
+        as ``changed``: longer than announced where its size was wrong, cut to its size where it grows. A file of less
+        than 1 MiB that came short is stored as short; what a larger one lacks of its size is zeros. When it cannot be
+        read it leaves a row ``unreadable`` and no member. Attributes that cannot be read, or are too large for a
+        header, are left out and noted.
 
         Args:
             path: Its path inside the store.
@@ -142,39 +183,49 @@ class ImageWriter:
 
         Raises:
             SourceError: ``fd`` is not a regular file.
+            OSError: it cannot be looked at any more.
         """
         start = self._sink.position
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise SourceError(f"{path!r} is not a regular file any more")
         try:
-            row, stable = self._add_once(path, fd, described_by, attributes, tick)
-            if not stable:
+            reading = self._add_once(path, fd, described_by, attributes, tick)
+            if reading.came != "whole":
                 self._sink.rewind(start)
-                row, stable = self._add_once(path, fd, described_by, attributes, tick)
-        except (OSError, HeaderTooLarge) as error:
+                longer = reading.came == "longer"
+                reading = self._add_once(path, fd, described_by, attributes, tick, beyond=longer)
+        except NightferryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one odd file never stops a store
             # Only the source raises these: a sink's errors are NightferryErrors.
             self._sink.rewind(start)
             return self.add_absent(path, "unreadable", _reason(error), described_by or status)
-        if not stable:
-            row = replace(row, outcome="changed", note="changed while it was read, both times")
+        row = reading.row
+        if reading.came != "whole":
+            note = "; ".join(filter(None, (_CHANGED[reading.came], row.note)))
+            row = replace(row, outcome="changed", note=note)
         self._payload_bytes += row.payload_length
-        if status.st_nlink > 1 and described_by is None:
-            self._linked[status.st_dev, status.st_ino] = (row, status.st_nlink - 1)
-        return self._keep(row)
+        if described_by is None:
+            self._expect_links(row, reading.before)
+        return self._keep(row, reading.lost)
 
     def add_link(self, path: bytes, status: os.stat_result) -> IndexRow | None:
         """Adds ``path`` as a hard link when the image already holds the same inode; else does nothing.
+
+        An inode is the same when it is what was written: a number that was given to another file meanwhile, or
+        whose content changed, is not linked to.
 
         Returns:
             The link's row, or None: the caller adds the file itself.
         """
         key = (status.st_dev, status.st_ino)
-        if status.st_nlink < 2 or key not in self._linked:
+        known = self._linked.pop(key, None) if status.st_nlink > 1 else None
+        if known is None or known.version != version(status):
             return None
-        first, to_come = self._linked.pop(key)
-        if to_come > 1:
-            self._linked[key] = (first, to_come - 1)
+        first = known.row
+        if known.to_come > 1:
+            self._linked[key] = replace(known, to_come=known.to_come - 1)
         member = self._member(path, status, NO_ATTRIBUTES, type="hardlink", link_target=first.path)
         start = self._sink.position
         self._sink.write(encode_header(member, start))
@@ -186,7 +237,7 @@ class ImageWriter:
                 link_target=first.path,
                 offset=start,
                 length=self._sink.position - start,
-                note="",
+                note="" if first.outcome == "whole" else first.note,
             )
         )
 
@@ -207,21 +258,22 @@ class ImageWriter:
         device = (os.major(status.st_rdev), os.minor(status.st_rdev)) if kind in ("char", "block") else (0, 0)
         member = self._member(path, status, attributes, type=kind, link_target=link_target, rdev=device)
         start = self._sink.position
-        try:
-            header = encode_header(member, start)
-        except HeaderTooLarge as error:
-            return self.add_absent(path, "unreadable", _reason(error), status)
+        header, member = self._header(member, start)
         self._sink.write(header)
         row = self._row(
             path,
             kind,
             status,
             link_target=link_target or None,
-            attributes_digest=attributes.digest(),
+            attributes_digest=member.attributes.digest(),
             offset=start,
             length=self._sink.position - start,
+            flags=attributes.flags,
+            note="; ".join(member.attributes.lost),
         )
-        return self._keep(row)
+        if kind != "directory":
+            self._expect_links(row, status)
+        return self._keep(row, member.attributes.lost)
 
     def add_stream(
         self,
@@ -281,9 +333,19 @@ class ImageWriter:
         )  # fmt: skip
 
     def add_absent(
-        self, path: bytes, outcome: Outcome, note: str, status: os.stat_result | None = None
+        self,
+        path: bytes,
+        outcome: Outcome,
+        note: str,
+        status: os.stat_result | None = None,
+        *,
+        unlisted: bool = False,
     ) -> IndexRow:
-        """Adds a row for what could not be read: ``vanished`` or ``unreadable``, without a member."""
+        """Adds a row for what could not be read: ``vanished`` or ``unreadable``, without a member.
+
+        ``unlisted`` says that it is, or may be, a directory: what it holds is missing too, and not counted.
+        """
+        self._outcomes["unlisted"] += unlisted
         if status is None:
             return self._keep(IndexRow(path, "file", outcome=outcome, note=note))
         kind = entry_type(status.st_mode)
@@ -297,6 +359,9 @@ class ImageWriter:
             IntegrityError: two members have one path.
         """
         files = self._outcomes.pop("entries", 0)
+        if self._without_attributes:
+            count = counted(self._without_attributes, "path was", "paths were")
+            self.note(f"{count} stored without all attributes, the first: {safe(self._first_without)}")
         index = self._index.finish()
         offset = self._write_own(INDEX_PATH, index, comment=INDEX_COMMENT)
         end = ImageEnd(offset, len(index), blake3(index).hexdigest())
@@ -321,6 +386,18 @@ class ImageWriter:
         """Gives the index's temporary file back. May be called twice, also after ``finish``."""
         self._index.close()
 
+    def _expect_links(self, row: IndexRow, status: os.stat_result) -> None:
+        if status.st_nlink > 1:
+            self._linked[status.st_dev, status.st_ino] = _Linked(row, version(status), status.st_nlink - 1)
+
+    def _header(self, member: Member, position: int, *, stream: bool = False) -> tuple[bytes, Member]:
+        """(a member's header, the member as it is stored): without its attributes where they do not fit."""
+        try:
+            return encode_header(member, position, stream=stream), member
+        except HeaderTooLarge as error:
+            member = replace(member, attributes=Attributes(lost=(*member.attributes.lost, str(error))))
+            return encode_header(member, position, stream=stream), member
+
     def _add_once(
         self,
         path: bytes,
@@ -328,42 +405,79 @@ class ImageWriter:
         described_by: os.stat_result | None,
         attributes: Attributes | None,
         tick: Tick | None,
-    ) -> tuple[IndexRow, bool]:
-        """(the row, whether the file was the same before and after)."""
+        *,
+        beyond: bool = False,
+    ) -> _Reading:
+        """``beyond`` reads a large file to where it really ends."""
         before = os.fstat(fd)
         described = described_by or before
         if attributes is None:
             attributes = read_attributes(fd)
-        segments = sparse_segments(fd, before)
-        member = self._member(path, described, attributes, size=before.st_size, segments=segments)
+        size = before.st_size
+        segments = None if beyond else sparse_segments(fd, before)
+        data: bytes | None = None
+        if segments is None and size < ALIGN_FROM:
+            data = read_at(fd, 0, size + 1)
+            if len(data) > size:
+                data += read_at(fd, len(data), ALIGN_FROM - len(data))
+            # What is not read to its end here is as good as a large file.
+            beyond = len(data) >= ALIGN_FROM
         start = self._sink.position
-        header = encode_header(member, start)
-        payload = member.payload_bytes
-        if segments is None and payload < ALIGN_FROM:
-            data = read_at(fd, 0, payload)
-            had = len(data)
-            data += bytes(payload - had)
+        member = self._member(path, described, attributes, size=size, segments=segments)
+        longer = False
+        if beyond:
+            member, header, digest, came = self._stream(fd, member, start, tick)
+        elif data is not None:
+            header, member = self._header(replace(member, size=len(data)), start)
             digest = blake3(data).digest()
-            self._sink.write(b"".join((header, data, bytes(padding(payload)))))
+            self._sink.write(b"".join((header, data, bytes(padding(len(data))))))
+            came = "whole" if len(data) == size else "longer" if len(data) > size else "changed"
         else:
+            header, member = self._header(member, start)
             self._sink.write(header)
-            had, digest = self._copy(fd, segments or ((0, payload),), tick)
-            self._sink.write(bytes(padding(payload)))
-        after = os.fstat(fd)
+            had, digest = self._copy(fd, ((0, size),) if segments is None else segments, tick)
+            self._sink.write(bytes(padding(member.payload_bytes)))
+            longer = bool(os.pread(fd, 1, size))
+            came = "whole" if had == member.payload_bytes and not longer else "changed"
+        if not unchanged(before, os.fstat(fd)):
+            came = "changed"
+        elif longer and segments is None:
+            came = "longer"
         row = self._row(
             path,
             "file",
             described,
-            size=before.st_size,
-            attributes_digest=attributes.digest(),
+            size=member.size,
+            attributes_digest=member.attributes.digest(),
             sparse=segments,
             offset=start,
             length=self._sink.position - start,
             payload_offset=start + len(header),
-            payload_length=payload,
+            payload_length=member.payload_bytes,
             blake3=digest,
+            flags=attributes.flags,
+            note="; ".join(member.attributes.lost),
         )
-        return row, had == payload and unchanged(before, after)
+        return _Reading(row, came, before, member.attributes.lost)
+
+    def _stream(
+        self, fd: int, member: Member, start: int, tick: Tick | None
+    ) -> tuple[Member, bytes, bytes, _Came]:
+        """Copies a file whose size nobody knows to its end: (member, header, digest, how it came)."""
+        header, member = self._header(member, start, stream=True)
+        self._sink.write(header)
+        hasher = blake3()
+        size, most = 0, member.size + MAX_BEYOND_BYTES
+        while size < most and (piece := read_at(fd, size, min(_PIECE, most - size))):
+            hasher.update(piece)
+            self._sink.write(piece)
+            size += len(piece)
+            if tick is not None:
+                tick(self._payload_bytes + size)
+        self._sink.write(bytes(padding(size)))
+        self._sink.patch(start + STREAM_SIZE_AT, format_size(size))
+        came: _Came = "longer" if size < most else "endless"
+        return replace(member, size=size), header, hasher.digest(), came
 
     def _copy(self, fd: int, segments: Segments, tick: Tick | None) -> tuple[int, bytes]:
         """Copies segments; returns (bytes the file really had, BLAKE3 of what was written)."""
@@ -426,7 +540,12 @@ class ImageWriter:
             **fields,
         )
 
-    def _keep(self, row: IndexRow) -> IndexRow:
+    def _keep(self, row: IndexRow, lost: tuple[str, ...] = ()) -> IndexRow:
+        if lost:
+            self._without_attributes += 1
+            self._first_without = self._first_without or row.path
+        if row.note:
+            row = replace(row, note=safe(row.note))
         self._index.add(row)
         if row.type != "directory":
             self._outcomes["entries"] += 1
@@ -436,4 +555,6 @@ class ImageWriter:
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"{type(error).__name__}: {error}"

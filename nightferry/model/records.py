@@ -62,13 +62,17 @@ class RunRecord(Record):
 
 
 class Outcomes(BaseModel):
-    """How many files of an image came out how; ``whole`` are the rest."""
+    """How many files of an image came out how; ``whole`` are the rest.
+
+    ``unlisted`` of the ``unreadable`` are directories that could not be listed, or may be: nobody knows what they hold.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     whole: int = 0
     vanished: int = 0
     changed: int = 0
     unreadable: int = 0
+    unlisted: int = 0
 
 
 class Origin(BaseModel):

@@ -25,6 +25,7 @@ from nightferry.model.records import (
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.run import due_stores, set_state
 from nightferry.ops.stage import is_safe, require_owner
+from nightferry.units import counted
 
 GateState = Literal["open", "held", "closed"]
 
@@ -114,6 +115,8 @@ def _line(image: ImageRecord) -> SealedStore:
         came_out = (
             f"{counts.vanished} vanished, {counts.changed} changed, {counts.unreadable} unreadable files"
         )
+        if counts.unlisted:
+            came_out += f", {counted(counts.unlisted, 'directory', 'directories')} not listed"
         reason = "; ".join(filter(None, (came_out, reason)))
     return SealedStore(
         group=image.group,

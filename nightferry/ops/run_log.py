@@ -11,7 +11,8 @@ from nightferry.ops.opened import OpenSite
 def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
     """Adds an image to its run's log, the figures of the image itself on one line.
 
-    ``[site] log``: ``full`` names every file, ``summary`` those that are not whole, ``none`` writes no log.
+    ``[site] log``: ``full`` names every file, ``summary`` those that are not whole or have a note, ``none`` writes no
+    log.
     """
     level = opened.site.site.log
     if level == "none":
@@ -22,10 +23,11 @@ def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
         f"{image.ended.astimezone(zone):%Y-%m-%d %H:%M:%S} {image.image} {image.state}: {image.files} files, "
         f"{image.size_bytes} bytes, {counts.vanished} vanished, {counts.changed} changed, "
         f"{counts.unreadable} unreadable"
+        + (f", {counts.unlisted} of them not listed" if counts.unlisted else "")
     ]
     lines += [f"  {note}" for note in image.notes]
     for row in Index(index):
-        if level == "full" or row.outcome != "whole":
+        if level == "full" or row.outcome != "whole" or (row.note and row.stored):
             note = f" ({safe(row.note)})" if row.note else ""
             lines.append(f"  {row.outcome} {row.type} {row.size} {safe(row.path)}{note}")
     opened.catalog.add_log(image.run, image.image, "\n".join(lines) + "\n")

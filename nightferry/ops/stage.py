@@ -370,11 +370,12 @@ def _reserve(
 
 
 def judge(outcomes: Outcomes, tolerate: Tolerate) -> ImageState:
-    """Whole, or partial when more files came out badly than the storage group tolerates."""
+    """Whole, or partial when more files came out badly than the storage group tolerates, or a directory was not listed:
+    how much is missing is not known then, so no bound can allow it."""
     exceeded = tolerate.exceeded(
         vanished=outcomes.vanished, changed=outcomes.changed, unreadable=outcomes.unreadable
     )
-    return "partial" if exceeded else "whole"
+    return "partial" if exceeded or outcomes.unlisted else "whole"
 
 
 def read_back(path: Path, chunks: bytes, share: float, *, cancel: Cancel) -> None:

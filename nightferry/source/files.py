@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
-from nightferry.errors import ConfigError, StoreUnreadable
+from nightferry.errors import ConfigError, NightferryError, StoreUnreadable
 from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
 from nightferry.image.index import Outcome
 from nightferry.image.writer import ImageWriter
@@ -18,24 +17,17 @@ from nightferry.model.patterns import Ignore
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
 from nightferry.source.base import Estimate, Pulse, describe_path
+from nightferry.source.levels import DIRECTORY, Level, Levels
 
-MAX_DEPTH: Final = 400
-"""Directories are read by descriptors, one for each level that is open."""
+MAX_DEPTH: Final = 4000
+"""Levels of directories below a store's top that are entered."""
 
-_GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_PATH: Final = {errno.ENOENT, errno.ENOTDIR}
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_REPLACED: Final = 3
-"""How often a path that turns into something else under our hands is looked at again."""
-
-
-@dataclass(slots=True)
-class _Level:
-    """A directory being read: its path inside the store (empty at the top) and the names still to come."""
-
-    path: bytes
-    fd: int
-    names: Iterator[bytes] = field(default_factory=lambda: iter(()))
+_LOOK_AGAIN: Final = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EISDIR, errno.ESTALE}
+"""What a name answers that means something else than a moment ago, or whose server forgot it."""
+_LOOKS: Final = 3
+"""How often such a name is looked at."""
 
 
 class FilesSource:
@@ -44,6 +36,10 @@ class FilesSource:
     The top directory is the path ``.``; a single file is its base name. Only directories and regular files
     are ever opened. Holes stay holes, hard links inside the store stay links, access times stay where the
     rights allow it. Attributes of symbolic links are not kept.
+
+    No single entry stops the walk, whatever it raises. A name has vanished when its own directory does not list it any
+    more; everything else that cannot be read is ``unreadable``, and a directory that cannot be listed is counted
+    apart, since nobody knows how much is missing.
 
     Args:
         path: The directory or file. A symbolic link *to* it is followed.
@@ -63,7 +59,6 @@ class FilesSource:
             self._excluded = Ignore(exclude)
         except ValueError as error:
             raise ConfigError(f"exclude of the store {safe(self._path)}: {error}") from error
-        self._device = 0
 
     @property
     def description(self) -> dict[str, Any]:
@@ -79,19 +74,9 @@ class FilesSource:
         status = self._top_status()
         if not stat.S_ISDIR(status.st_mode):
             return Estimate(_stored_bytes(status), 1)
-        total, count = 0, 1
-        seen: set[tuple[int, int]] = set()
-        for _, _, _, entry in self._walk(None):
-            count += 1
-            if entry is None or not stat.S_ISREG(entry.st_mode):
-                continue
-            if entry.st_nlink > 1:
-                key = (entry.st_dev, entry.st_ino)
-                if key in seen:
-                    continue
-                seen.add(key)
-            total += _stored_bytes(entry)
-        return Estimate(total, count)
+        found = _Estimate()
+        _Walk(self._path, self._excluded, self._one_file_system, found).run()
+        return Estimate(found.bytes, found.paths)
 
     def write(self, image: ImageWriter, *, progress: Progress, cancel: Cancel, subject: str) -> None:
         """See :class:`nightferry.source.base.Source`."""
@@ -100,11 +85,7 @@ class FilesSource:
         if not stat.S_ISDIR(status.st_mode):
             self._write_single(image, status, pulse)
             return
-        for fd, name, path, entry in self._walk(image):
-            pulse.current = path
-            pulse(image.payload_bytes)
-            if entry is not None and not stat.S_ISDIR(entry.st_mode):
-                add_path(image, fd, name, path, entry, pulse)
+        _Walk(self._path, self._excluded, self._one_file_system, _Stored(image, pulse)).run()
 
     def close(self) -> None:
         """Nothing is held between calls."""
@@ -113,18 +94,13 @@ class FilesSource:
         try:
             return os.stat(self._path)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in _NO_PATH:
                 raise ConfigError(
                     f"the store's path {safe(self._path)} does not exist",
                     hint="correct the store's path in the site file, or mount it on this node",
                     subject=safe(self._path),
                 ) from error
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: OSError) -> StoreUnreadable:
-        return StoreUnreadable(
-            f"cannot read the store {safe(self._path)}: {error.strerror}", subject=safe(self._path)
-        )
+            raise _store_unreadable(self._path, error) from error
 
     def _write_single(self, image: ImageWriter, status: os.stat_result, pulse: Pulse) -> None:
         real = os.path.realpath(self._path)
@@ -134,132 +110,228 @@ class FilesSource:
         try:
             fd = _open(real)
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise _store_unreadable(self._path, error) from error
         try:
             image.add_file(name, fd, tick=pulse)
+        except OSError as error:
+            raise _store_unreadable(self._path, error) from error
         finally:
             os.close(fd)
 
-    def _walk(self, image: ImageWriter | None) -> Iterator[tuple[int, bytes, bytes, os.stat_result | None]]:
-        """(descriptor of the parent, name, path inside the store, status) of everything below the top.
 
-        A directory is yielded after its own member was added and before what is in it. Status is None for
-        what could not be looked at; its row has been added. Without an image nothing is added.
+class _Visitor(Protocol):
+    """What becomes of a tree's entries."""
+
+    def directory(self, path: bytes, fd: int, status: os.stat_result) -> None:
+        """A directory that could be listed; before what is in it."""
+
+    def other(self, parent: int, name: bytes, path: bytes, status: os.stat_result) -> None:
+        """Anything else. What it raises is this entry's alone; it is asked again about what was replaced."""
+
+    def failed(self, path: bytes, outcome: Outcome, why: str, status: os.stat_result | None) -> None:
+        """What could not be looked at, opened or listed. Without a status nobody knows what it is."""
+
+
+class _Estimate:
+    """Counts bytes of content, hard links once, and paths."""
+
+    def __init__(self) -> None:
+        self.bytes = self.paths = 0
+        self._seen: set[tuple[int, int]] = set()
+
+    def directory(self, path: bytes, fd: int, status: os.stat_result) -> None:
+        self.paths += 1
+
+    def other(self, parent: int, name: bytes, path: bytes, status: os.stat_result) -> None:
+        self.paths += 1
+        if not stat.S_ISREG(status.st_mode):
+            return
+        if status.st_nlink > 1:
+            key = (status.st_dev, status.st_ino)
+            if key in self._seen:
+                return
+            self._seen.add(key)
+        self.bytes += _stored_bytes(status)
+
+    def failed(self, path: bytes, outcome: Outcome, why: str, status: os.stat_result | None) -> None:
+        self.paths += 1
+
+
+class _Stored:
+    """Brings entries into an image."""
+
+    def __init__(self, image: ImageWriter, pulse: Pulse) -> None:
+        self._image = image
+        self._pulse = pulse
+
+    def directory(self, path: bytes, fd: int, status: os.stat_result) -> None:
+        self._tell(path)
+        self._image.add_other(path, status, attributes=read_attributes(fd))
+
+    def other(self, parent: int, name: bytes, path: bytes, status: os.stat_result) -> None:
+        self._tell(path)
+        add_path(self._image, parent, name, path, status, self._pulse)
+
+    def failed(self, path: bytes, outcome: Outcome, why: str, status: os.stat_result | None) -> None:
+        unlisted = outcome == "unreadable" and (status is None or stat.S_ISDIR(status.st_mode))
+        self._image.add_absent(path, outcome, why, status, unlisted=unlisted)
+
+    def _tell(self, path: bytes) -> None:
+        self._pulse.current = path
+        self._pulse(self._image.payload_bytes)
+
+
+class _Walk:
+    """One pass over a tree.
+
+    Args:
+        path: The top directory; a symbolic link to it is followed.
+        excluded: What is left out.
+        one_file_system: Do not enter mount points below the top.
+        visitor: Told every entry once.
+    """
+
+    def __init__(self, path: bytes, excluded: Ignore, one_file_system: bool, visitor: _Visitor) -> None:
+        self._path = path
+        self._excluded = excluded
+        self._one_file_system = one_file_system
+        self._visitor = visitor
+
+    def run(self) -> None:
+        """Walks it.
 
         Raises:
             StoreUnreadable: the top directory cannot be read.
         """
         try:
-            top = _open(self._path, _DIRECTORY & ~os.O_NOFOLLOW)
+            fd = _open(self._path, DIRECTORY & ~os.O_NOFOLLOW)
         except OSError as error:
-            raise self._unreadable(error) from error
-        stack = [_Level(b"", top)]
+            raise _store_unreadable(self._path, error) from error
+        self._levels = Levels(fd)
         try:
             try:
-                status = os.fstat(top)
-                stack[0].names = _names(top)
-                if image is not None:
-                    image.add_other(b".", status, attributes=read_attributes(top))
+                status = os.fstat(fd)
+                self._levels.innermost.names = iter(_names(fd))
+                self._visitor.directory(b".", fd, status)
             except OSError as error:
-                raise self._unreadable(error) from error
+                raise _store_unreadable(self._path, error) from error
             self._device = status.st_dev
-            while stack:
-                level = stack[-1]
+            while self._levels:
+                level = self._levels.innermost
                 name = next(level.names, None)
-                if name is None:
-                    os.close(stack.pop().fd)
-                    continue
-                path = level.path + b"/" + name if level.path else name
-                entry = self._look(level.fd, name, path, image)
-                if entry is not None and self._is_excluded(path, entry):
-                    continue
-                if entry is not None and stat.S_ISDIR(entry.st_mode):
-                    below = self._enter(level.fd, name, path, entry, len(stack), image)
-                    if below is not None:
-                        stack.append(below)
-                yield level.fd, name, path, entry
+                if name is not None:
+                    self._visit(level, name)
+                elif level.missing:
+                    self._look_for_missing(level)
+                else:
+                    self._levels.pop()
         finally:
-            for level in stack:
-                os.close(level.fd)
+            self._levels.close()
 
-    def _look(
-        self, parent: int, name: bytes, path: bytes, image: ImageWriter | None
-    ) -> os.stat_result | None:
+    def _visit(self, level: Level, name: bytes) -> None:
+        path = level.path + b"/" + name if level.path else name
+        if level.fd is None:
+            self._visitor.failed(path, "unreadable", "its directory was moved while the store was read", None)
+            return
+        entry: os.stat_result | None = None
+        why = ""
         try:
-            return os.stat(name, dir_fd=parent, follow_symlinks=False)
-        except OSError as error:
-            if image is not None and not self._excluded.matches(path, directory=False):
-                _add_failed(image, path, error, None)
-            return None
+            for _ in range(_LOOKS):
+                try:
+                    entry = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
+                    is_directory = stat.S_ISDIR(entry.st_mode)
+                    if self._excluded.matches(path, directory=is_directory):
+                        return
+                    if is_directory:
+                        self._enter(level.fd, name, path)
+                    else:
+                        self._visitor.other(level.fd, name, path, entry)
+                    return
+                except OSError as error:
+                    if error.errno not in _LOOK_AGAIN:
+                        raise
+                    why = _reason(error)
+                    if error.errno != errno.ESTALE:
+                        why = f"replaced again and again while it was read: {why}"
+        except NightferryError:
+            raise
+        except FileNotFoundError:
+            level.missing.append((name, entry))
+            return
+        except Exception as error:  # noqa: BLE001 - one odd entry never stops a store
+            why = _reason(error)
+        if entry is None and self._excluded.matches(path, directory=False):
+            return
+        self._visitor.failed(path, "unreadable", why, entry)
 
-    def _is_excluded(self, path: bytes, entry: os.stat_result) -> bool:
-        return self._excluded.matches(path, directory=stat.S_ISDIR(entry.st_mode))
+    def _enter(self, parent: int, name: bytes, path: bytes) -> None:
+        """Goes into a directory, unless nothing below it is to be read.
 
-    def _enter(
-        self,
-        parent: int,
-        name: bytes,
-        path: bytes,
-        entry: os.stat_result,
-        depth: int,
-        image: ImageWriter | None,
-    ) -> _Level | None:
-        """Adds a directory's member and opens it; None when nothing below it is to be read."""
-        fd = -1
+        Raises:
+            OSError: it cannot be listed.
+        """
+        if len(self._levels) > MAX_DEPTH:
+            raise OSError(errno.ENAMETOOLONG, f"more than {MAX_DEPTH} directories deep")
+        fd = _open(name, DIRECTORY, parent)
         try:
-            if depth >= MAX_DEPTH:
-                raise OSError(errno.ENAMETOOLONG, f"more than {MAX_DEPTH} directories deep")
-            fd = _open(name, _DIRECTORY, parent)
             status = os.fstat(fd)
-            names = _names(fd)
-            attributes = read_attributes(fd)
-        except OSError as error:
-            if fd >= 0:
-                os.close(fd)
-            if image is not None:
-                _add_failed(image, path, error, entry)
-            return None
-        if image is not None:
-            image.add_other(path, status, attributes=attributes)
-        if self._one_file_system and status.st_dev != self._device:
+            enters = not self._one_file_system or status.st_dev == self._device
+            names = _names(fd) if enters else []
+            self._visitor.directory(path, fd, status)
+        except BaseException:
             os.close(fd)
-            return None
-        return _Level(path, fd, names)
+            raise
+        if enters:
+            self._levels.push(Level(path, name, fd, (status.st_dev, status.st_ino), iter(names)))
+        else:
+            os.close(fd)
+
+    def _look_for_missing(self, level: Level) -> None:
+        """Judges the names that a directory listed and did not find, by listing it once more."""
+        missing, level.missing = level.missing, []
+        failure = ""
+        listed: set[bytes] = set()
+        try:
+            if level.fd is not None:
+                listed = set(_names(level.fd))  # none when the directory itself was removed
+        except OSError as error:
+            failure = f"not found, and its directory cannot be listed any more: {_reason(error)}"
+        again = []
+        for name, entry in missing:
+            path = level.path + b"/" + name if level.path else name
+            if entry is None and self._excluded.matches(path, directory=False):
+                continue
+            if failure or (name in listed and level.last):
+                why = failure or "its directory lists it, and it is not there"
+                self._visitor.failed(path, "unreadable", why, entry)
+            elif name in listed:
+                again.append(name)
+            else:
+                self._visitor.failed(path, "vanished", os.strerror(errno.ENOENT), entry)
+        level.names = iter(again)
+        level.last = True
 
 
 def add_path(
     image: ImageWriter, parent: int, name: bytes, path: bytes, entry: os.stat_result, pulse: Pulse
 ) -> None:
-    """Adds whatever is not a directory at ``name`` in the directory ``parent``; errors become its outcome."""
-    for _ in range(_REPLACED):
-        try:
-            if stat.S_ISDIR(entry.st_mode):
-                image.add_absent(path, "unreadable", "became a directory while it was read", entry)
-                return
-            if not stat.S_ISREG(entry.st_mode):
-                _add_special(image, parent, name, path, entry)
-                return
-            if image.add_link(path, entry) is not None:
-                return
-            fd = _open(name, _FILE, parent)
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENXIO):
-                _add_failed(image, path, error, entry)
-                return
-        else:
-            try:
-                if stat.S_ISREG(os.fstat(fd).st_mode):
-                    image.add_file(path, fd, tick=pulse)
-                    return
-            finally:
-                os.close(fd)
-        # Between the look and the opening the name came to mean something else: look again.
-        try:
-            entry = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        except OSError as error:
-            _add_failed(image, path, error, entry)
-            return
-    image.add_absent(path, "unreadable", "replaced again and again while it was read", entry)
+    """Adds whatever is not a directory at ``name`` in the directory ``parent``.
+
+    Raises:
+        OSError: it cannot be opened; ELOOP when it is not any more what ``entry`` says.
+    """
+    if not stat.S_ISSOCK(entry.st_mode) and image.add_link(path, entry) is not None:
+        return
+    if not stat.S_ISREG(entry.st_mode):
+        _add_special(image, parent, name, path, entry)
+        return
+    fd = _open(name, _FILE, parent)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.ELOOP, "not a regular file any more")
+        image.add_file(path, fd, tick=pulse)
+    finally:
+        os.close(fd)
 
 
 def _add_special(image: ImageWriter, parent: int, name: bytes, path: bytes, entry: os.stat_result) -> None:
@@ -267,19 +339,30 @@ def _add_special(image: ImageWriter, parent: int, name: bytes, path: bytes, entr
     attributes: Attributes = NO_ATTRIBUTES
     target = b""
     if stat.S_ISLNK(entry.st_mode):
-        target = os.readlink(name, dir_fd=parent)
+        try:
+            target = os.readlink(name, dir_fd=parent)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise OSError(errno.ELOOP, "not a symbolic link any more") from error
+            raise
     else:
         attributes = read_attributes(b"/proc/self/fd/%d/%s" % (parent, name))
     image.add_other(path, entry, link_target=target, attributes=attributes)
 
 
-def _add_failed(image: ImageWriter, path: bytes, error: OSError, entry: os.stat_result | None) -> None:
-    outcome: Outcome = "vanished" if error.errno in _GONE else "unreadable"
-    image.add_absent(path, outcome, error.strerror or str(error), entry)
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}"
 
 
-def _names(fd: int) -> Iterator[bytes]:
-    return iter(sorted(os.fsencode(name) for name in os.listdir(fd)))
+def _store_unreadable(path: bytes, error: OSError) -> StoreUnreadable:
+    return StoreUnreadable(f"cannot read the store {safe(path)}: {_reason(error)}", subject=safe(path))
+
+
+def _names(fd: int) -> list[bytes]:
+    """A directory's names, sorted."""
+    return sorted(os.fsencode(name) for name in os.listdir(fd))
 
 
 def _open(name: bytes, flags: int = _FILE, parent: int | None = None) -> int:

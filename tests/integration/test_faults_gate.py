@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -57,11 +58,11 @@ def test_a_partial_image_keeps_it_shut(make_site: MakeSite, monkeypatch: pytest.
     unsteady = site.store("SG1/b") / "deep" / "letter.txt"
     original = stage.ImageWriter._add_once
 
-    def disturbed(self: object, path: bytes, *rest: object) -> object:
-        done = original(self, path, *rest)  # type: ignore[arg-type]
+    def disturbed(self: object, path: bytes, *rest: object, **options: object) -> object:
+        done = original(self, path, *rest, **options)  # type: ignore[arg-type]
         if path.endswith(b"letter.txt") and unsteady.exists():
             unsteady.write_bytes(unsteady.read_bytes() + b"!")
-            return done[0], False
+            return replace(done, came="changed")
         return done
 
     monkeypatch.setattr(stage.ImageWriter, "_add_once", disturbed)
@@ -79,9 +80,9 @@ def test_a_partial_store_that_was_mended_is_staged_again_by_a_retry(
     site = make_site()
     original = stage.ImageWriter._add_once
 
-    def broken(self: object, path: bytes, *rest: object) -> object:
-        done = original(self, path, *rest)  # type: ignore[arg-type]
-        return (done[0], False) if path.endswith(b"letter.txt") else done
+    def broken(self: object, path: bytes, *rest: object, **options: object) -> object:
+        done = original(self, path, *rest, **options)  # type: ignore[arg-type]
+        return replace(done, came="changed") if path.endswith(b"letter.txt") else done
 
     with site.open(HandClock()) as opened:
         with monkeypatch.context() as patched:

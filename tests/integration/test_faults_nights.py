@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -35,9 +36,9 @@ def unsteady(patched: pytest.MonkeyPatch, name: bytes = b"letter.txt") -> None:
     """From now on files of this name come out ``changed``: none is tolerated, so their images are partial."""
     original = stage.ImageWriter._add_once
 
-    def disturbed(self: object, path: bytes, *rest: object) -> object:
-        done = original(self, path, *rest)  # type: ignore[arg-type]
-        return (done[0], False) if path.endswith(name) else done
+    def disturbed(self: object, path: bytes, *rest: object, **options: object) -> object:
+        done = original(self, path, *rest, **options)  # type: ignore[arg-type]
+        return replace(done, came="changed") if path.endswith(name) else done
 
     patched.setattr(stage.ImageWriter, "_add_once", disturbed)
 

@@ -37,7 +37,7 @@ from nightferry.image.tar import (
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import ChunkTable
 
-times = st.integers(-(2**62), 2**62)
+times = st.integers(-(2**63) * 10**9, 2**63 * 10**9 - 1)
 ids = st.integers(0, 2**32 - 1)
 component = st.binary(min_size=1, max_size=60).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")

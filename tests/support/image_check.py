@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from nightferry.errors import IntegrityError
 from nightferry.image.format import END_PATH, INDEX_COMMENT, INDEX_PATH, TAIL_BYTES
-from nightferry.image.index import FIELDS, ROWS_PER_GROUP, Index, IndexRow, rows_of
+from nightferry.image.index import COLUMNS, ROWS_PER_GROUP, Index, IndexRow, rows_of
 from nightferry.image.reader import ImageReader
 from nightferry.image.tar import BLOCK, Decoded, decode_header, padding
 from nightferry.transfer.base import ByteReader
@@ -154,7 +154,7 @@ class _Walk:
 
 def _by_offset(index: Index) -> Iterator[IndexRow]:
     """The rows that have a member, in the order of the tar."""
-    table = index.columns(list(FIELDS))
+    table = index.columns(list(COLUMNS))
     table = table.filter(pc.greater_equal(table.column("offset"), 0)).sort_by("offset")
     for start in range(0, table.num_rows, ROWS_PER_GROUP):
         yield from rows_of(table.slice(start, ROWS_PER_GROUP))

@@ -41,6 +41,7 @@ FULL = IndexRow(
     fh_info=2**64 - 1,
     node=0,
     note="why",
+    flags=0x20000040,
 )
 
 
@@ -206,3 +207,37 @@ def test_columns_added_later_are_ignored() -> None:
     later = table_of(FULL).append_column("colour", pa.array(["blue"]))
     assert list(Index(parquet(later))) == [FULL]
     assert len(later.schema) == len(SCHEMA) + 1
+
+
+def test_an_index_without_the_later_columns_is_read(tmp_path: Path) -> None:
+    rows = [replace(FULL, path=b"%05d" % number, flags=0) for number in range(ROWS_PER_GROUP + 5)]
+    index = Index(
+        parquet(table_of(*rows).drop_columns(["mtime_s", "ctime_s", "flags"]), row_group_size=ROWS_PER_GROUP)
+    )
+    assert list(index) == rows
+    assert index.lookup(b"08000") == rows[8000]
+    assert index.columns(["path", "mtime_s"]).column("mtime_s").null_count == len(rows)
+
+
+FAR = [-(2**63) * 10**9, -(2**63) - 1, -(2**63), -1, 0, 2**63 - 1, 2**63, 2**63 * 10**9 - 1]
+
+
+def test_times_beyond_64_bits_are_exact_and_another_reader_can_tell_them(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    rows = [IndexRow(b"%d" % n, "file", mtime_ns=ns, ctime_ns=FAR[-1 - n]) for n, ns in enumerate(FAR)]
+    index = build(rows)
+    assert list(index) == rows
+    (tmp_path / "index.parquet").write_bytes(index.data)
+    whole = "(case when {0}_s is null then 0::hugeint else {0}_s::hugeint * 1000000000 end + {0}_ns)::varchar"
+    read = duckdb.read_parquet(str(tmp_path / "index.parquet")).order("path")
+    found = read.project(f"{whole.format('mtime')}, {whole.format('ctime')}").fetchall()
+    assert [(int(m), int(c)) for m, c in found] == [(row.mtime_ns, row.ctime_ns) for row in rows]
+
+
+def test_long_paths_do_not_pile_up_in_memory() -> None:
+    builder = IndexBuilder()
+    rows = [IndexRow(b"%04d" % number + b"x" * 1_000_000, "file") for number in range(130)]
+    for row in rows:
+        builder.add(row)
+        assert len(builder._pending) <= 67
+    assert [row.path[:4] for row in Index(builder.finish())] == [b"%04d" % number for number in range(130)]

@@ -193,8 +193,7 @@ def test_a_file_replaced_between_scan_and_open_is_taken_for_what_it_is(
     monkeypatch.setattr(files, "add_path", replace)
     path, _ = image_of(store)
     row = rows(path)[b"f"]
-    expected = {"directory": ("directory", "unreadable")}.get(becomes, (becomes, "whole"))
-    assert (row.type, row.outcome) == expected
+    assert (row.type, row.outcome) == (becomes, "whole")
     assert b"secret" not in path.read_bytes().replace(os.fsencode(store.parent / "secret"), b"")
 
 
@@ -340,20 +339,6 @@ def test_ten_thousand_files_in_one_directory(store: Path) -> None:
     assert summary.files == 10_000
     assert content(image, b"07777") == b"7777"
     assert len(list(image.index.prefix(b"077"))) == 100
-
-
-def test_deeper_than_the_limit_is_unreadable_and_said(store: Path) -> None:
-    here = store
-    for _ in range(6):
-        here = here / "d"
-        here.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "MAX_DEPTH", 4)
-        path, summary = image_of(store)
-    row = rows(path)[b"d/d/d/d"]
-    assert row.outcome == "unreadable"
-    assert "directories deep" in row.note
-    assert summary.outcomes.unreadable == 1
 
 
 def test_progress_is_told_in_safe_text_and_a_stop_is_heard(store: Path) -> None:
