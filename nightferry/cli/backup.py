@@ -320,7 +320,9 @@ def show(session: Session, results: Sequence[NightResult], errors: Sequence[Nigh
             rows.append(
                 [
                     f"{image.group}/{image.store}",
-                    image.state + (", degraded" if image.degraded else ""),
+                    image.state
+                    + (", approved" if image.image in result.accepted else "")
+                    + (", degraded" if image.degraded else ""),
                     format_size(image.size_bytes),
                     f"{format_size(image.rate_bytes_per_s)}/s",
                     format_duration(seconds),

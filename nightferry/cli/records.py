@@ -85,12 +85,19 @@ def images(
         found = [
             i for i in here.catalog.images(group, only_store) if here.catalog.expired(i.image) == expired
         ]
-        documents = [image_json(i, here.catalog.copies(i.image)) for i in found]
+        documents = [
+            image_json(
+                i,
+                here.catalog.copies(i.image),
+                accepted=i.state != "whole" and here.catalog.accepted(i),
+            )
+            for i in found
+        ]
         zone = here.site.tz
     rows = [
         [
             i.image,
-            i.state + (", degraded" if i.degraded else ""),
+            i.state + (", approved" if d["accepted"] else "") + (", degraded" if i.degraded else ""),
             format_size(i.size_bytes),
             i.files,
             f"{i.started.astimezone(zone):%Y-%m-%d %H:%M}",

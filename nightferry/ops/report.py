@@ -43,6 +43,8 @@ class NightResult:
     """Images that staging lost, or that were found damaged there, before they had a copy."""
     notes: dict[tuple[str, str], str]
     """(image, destination) of a copy that is missing → what its last try ended with, as far as it is on record."""
+    accepted: frozenset[str]
+    """Images that are not whole, and that an operator approved."""
     whole: frozenset[str]
     """Images that are whole, and suspect ones that an operator approved."""
     staged_only: bool
@@ -129,7 +131,10 @@ class NightResult:
             "run": self.run.run,
             "state": self.outcome,
             "result": self.run.result or None,
-            "images": [image_json(i, self.copies.get(i.image, ())) for i in self.images],
+            "images": [
+                image_json(i, self.copies.get(i.image, ()), accepted=i.image in self.accepted)
+                for i in self.images
+            ],
             "gate": state,
             "gates": [
                 {
@@ -152,8 +157,10 @@ class NightResult:
         }
 
 
-def image_json(image: ImageRecord, copies: tuple[CopyRecord, ...] | list[CopyRecord]) -> dict[str, Any]:
-    """The contract's line of ``images``."""
+def image_json(
+    image: ImageRecord, copies: tuple[CopyRecord, ...] | list[CopyRecord], *, accepted: bool
+) -> dict[str, Any]:
+    """The contract's line of ``images``; ``accepted``: an operator approved it as it is."""
     return {
         "image": image.image,
         "group": image.group,
@@ -169,6 +176,7 @@ def image_json(image: ImageRecord, copies: tuple[CopyRecord, ...] | list[CopyRec
         "degraded": image.degraded,
         "outcomes": image.outcomes.model_dump(),
         "suspect": image.suspect or None,
+        "accepted": accepted,
         "notes": list(image.notes),
         "copies": [{"destination": c.destination, "state": c.state} for c in copies],
     }
@@ -201,6 +209,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         # Of a disk on another node the catalog cannot say what it lost.
         lost=tuple(i.image for i in lost_images(opened, run) if i in images) if sees else (),
         notes=_notes(opened, [*missing, *before]),
+        accepted=frozenset(i.image for i in images if i.state != "whole" and opened.catalog.accepted(i)),
         whole=frozenset(i.image for i in images if opened.catalog.is_whole(i)),
         staged_only=staged_only,
     )

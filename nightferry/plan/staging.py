@@ -56,7 +56,7 @@ def freeable(
 
     1. Only an image whose policy's copies are verified (all of them, or ``at_least`` many) is ever freed. An
        image of a group without a policy never is.
-    2. Of each store staging keeps the newest image and, when that is partial, the newest whole one too,
+    2. Of each store staging keeps the newest image and, when that is partial or suspect, the newest whole one too,
        because the next restore most likely wants them and staging gives them fastest. All older ones may go,
        the oldest first.
     3. Only when those give less than ``needed_bytes`` may kept images go as well, the oldest first, and no

@@ -191,6 +191,8 @@ def test_what_is_approved_is_the_new_normal(mounted: Mounted) -> None:
         night.stage_two(opened, record)
         result = night_result(opened, record)
         assert (result.outcome, result.exit_code) == ("Completed", 0)
+        listed = {i["store"]: (i["state"], i["accepted"]) for i in result.as_json()["images"]}
+        assert listed == {"a": ("suspect", True), "b": ("whole", False)}
         assert result.sentence().startswith(f"run {record.run}: 2 of 2 stores whole")
         found = status_of(opened)
         assert (found.colour, found.image, found.suspect) == ("green", image, None)
