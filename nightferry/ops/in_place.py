@@ -59,7 +59,13 @@ def store_in_use(path: Path) -> StoreUse:
 
 
 def _first_use(process: bytes, store: bytes, identity: tuple[int, int] | None) -> bytes | None:
+    """The name of a file below the store that the process uses.
+
+    Raises:
+        PermissionError: not all that it uses can be seen.
+    """
     descriptors = process + b"/fd"
+    unnamed: OSError | None = None
     for link in (process + b"/cwd", process + b"/root", *_children(descriptors), process + b"/exe"):
         try:
             name = os.readlink(link)
@@ -71,11 +77,17 @@ def _first_use(process: bytes, store: bytes, identity: tuple[int, int] | None) -
                     return name
         except FileNotFoundError:
             continue  # closed while we looked; kernel threads have no exe
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            unnamed = error
     with open(process + b"/maps", "rb") as maps:
         for line in maps:
             fields = line.rstrip(b"\n").split(maxsplit=5)
             if len(fields) == 6 and _lies_in(fields[5], store):
                 return fields[5]
+    if unnamed is not None:  # a path beyond 4 KiB, which the kernel does not tell: it may lie in the store
+        raise PermissionError(unnamed.errno, unnamed.strerror)
     return None
 
 

@@ -143,3 +143,28 @@ print(store_in_use(Path("/nowhere")).unseen)
     )  # fmt: skip
     # In a container even root may not look at everything.
     assert int(done.stdout) > store_in_use(tmp_path).unseen
+
+
+def test_a_process_with_a_file_too_deep_to_name_is_one_that_was_not_seen(tmp_path: Path) -> None:
+    store = make(tmp_path / "priv1", "old")
+    script = """
+import os
+for _ in range(20):
+    os.mkdir("d" * 250)
+    os.chdir("d" * 250)
+print("deep", flush=True)
+input()
+"""
+    deep = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=store, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert deep.stdout is not None
+        assert deep.stdout.readline() == "deep\n"
+        with pytest.raises(OSError, match="File name too long"):
+            os.readlink(f"/proc/{deep.pid}/cwd")
+        with pytest.raises(PermissionError):
+            in_place._first_use(f"/proc/{deep.pid}".encode(), os.fsencode(store), None)
+        assert store_in_use(store).unseen > 0
+    finally:
+        deep.communicate("")
