@@ -18,7 +18,7 @@ from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GroupStopping, NodeAway
 from nightferry.model.records import RunRecord
-from nightferry.ops.gate import look
+from nightferry.ops.gate import look, require_newest
 from nightferry.ops.move import settle, wait_for_service
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
@@ -77,6 +77,9 @@ def two_stage_backup(
         moment = max(here.clock.now(), flow_run.get_scheduled_start_time())
         try:
             with run_lock(here, back_group, moment=moment, progress=progress, cancel=CANCEL) as lock:
+                if run is not None:
+                    here.catalog.refresh()
+                    require_newest(here, here.catalog.run(run))
                 if stage == "two":
                     sealed = continue_sealed(here, back_group, run)
                     begun = set_state(here, sealed, flow_run=str(flow_run.get_id() or ""))

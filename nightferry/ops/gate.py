@@ -7,7 +7,8 @@ one of them knows, or that they tell differently, keeps it shut.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 from blake3 import blake3
@@ -195,14 +196,54 @@ def _follows(token: OwnerToken, known: OwnerRecord) -> bool:
     return token.epoch > known.epoch or (token.epoch, token.node) == (known.epoch, known.node)
 
 
+def newer_behind_gate(opened: OpenSite, run: RunRecord) -> GateView | None:
+    """The gate of a newer run of the BACK group that has neither been let by nor ended; None when there is none.
+
+    A disk that is handed over for an older run takes the newer one's images along, past its gate.
+    """
+    for newer in takewhile(lambda other: other.run != run.run, opened.catalog.runs(run.back_group)):
+        if newer.state != "ended":
+            view = look(opened, newer)
+            if view.state != "open":
+                return view
+    return None
+
+
+def look_past(opened: OpenSite, run: RunRecord) -> GateView:
+    """As ``look``, and closed while a newer run of the BACK group is behind its own gate."""
+    view = look(opened, run)
+    newer = newer_behind_gate(opened, run)
+    return view if newer is None else replace(view, state="closed", missing=(), reason=_behind(newer))
+
+
+def require_newest(opened: OpenSite, run: RunRecord) -> None:
+    """Raises:
+    GateClosed: a newer run of the BACK group has neither been let by nor ended.
+    """
+    opened.catalog.refresh()
+    newer = newer_behind_gate(opened, run)
+    if newer is not None:
+        raise GateClosed(
+            f"the gate of {run.back_group} stays shut for run {run.run}: {_behind(newer)}",
+            hint=f"see `nightferry gate show {newer.run}`; retry or approve that one, it is on the same disk",
+            subject=newer.run,
+            operation="gate",
+        )
+
+
+def _behind(newer: GateView) -> str:
+    return f"the newer run {newer.run} has not been let by, its gate is {newer.state}"
+
+
 def require_open(opened: OpenSite, run: RunRecord) -> GateView:
-    """Passes only an open gate; a shut one marks the run ``held``.
+    """Passes only an open gate, and none past a newer run's; a shut one marks the run ``held``.
 
     Raises:
-        GateClosed: naming what is missing.
+        GateClosed: naming what is missing, or the newer run.
         NotOwner: the disk is on another node than this one.
     """
     opened.require_here(opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
+    require_newest(opened, run)
     view = look(opened, run)
     if view.state == "open":
         return view
@@ -220,11 +261,13 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
 
     Raises:
         ConfigError: no reason, no seal yet, or a store that the seal does not miss.
+        GateClosed: a newer run of the BACK group has neither been let by nor ended.
         NotOwner: the disk, on which it is written down too, is on another node than this one.
     """
     if not reason.strip():
         raise ConfigError("an approval needs a reason", hint="say why with --reason")
     opened.require_disk(run.back_group, f"an approval for {run.back_group}")
+    require_newest(opened, run)
     view = look(opened, run)
     if view.seal is None:
         raise ConfigError(

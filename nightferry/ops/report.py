@@ -14,7 +14,7 @@ from nightferry.errors import IntegrityError, worst_exit_code
 from nightferry.model.records import OUTLIVED, CopyRecord, FailureRecord, ImageRecord, RunRecord
 from nightferry.model.text import safe_markdown
 from nightferry.ops.drives import DriveWork, work_of
-from nightferry.ops.gate import GateView, look
+from nightferry.ops.gate import GateView, look_past
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.run import due_stores
 from nightferry.ops.stage import lost_images
@@ -202,7 +202,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         images=images,
         copies=copies,
         failures=tuple(f for f in opened.catalog.failures(run.run) if (f.group, f.store) in due),
-        gate=look(opened, run),
+        gate=look_past(opened, run),
         owner=owner.node if owner else "",
         missing_copies=tuple(missing),
         owed_before=tuple(before),

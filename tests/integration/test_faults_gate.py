@@ -15,8 +15,10 @@ from nightferry.errors import ConfigError, GateClosed, MoveFailed
 from nightferry.model.records import RunRecord
 from nightferry.ops import gate, move, run, stage
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.report import night_result
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
+from tests.support.command_site import Command
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
 
 MakeSite = Callable[..., SmallSite]
@@ -248,3 +250,42 @@ def test_an_unmounted_disk_is_never_taken_for_a_new_one(make_site: MakeSite) -> 
         assert token is not None
         assert token.epoch == 3
         assert night.night(opened, BACK_GROUP).result == "whole"
+
+
+def test_an_older_run_takes_the_disk_past_no_newer_run_behind_its_gate(
+    make_site: MakeSite, nightferry: Command
+) -> None:
+    site, clock = make_site(), HandClock()
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(clock) as opened:
+        older = night.stage_one(opened, BACK_GROUP)
+        clock.advance(timedelta(days=1))
+        newer = night.stage_one(opened, BACK_GROUP)
+        assert gate.look(opened, newer).state == "held"
+        older = opened.catalog.run(older.run)
+
+        says = f"the newer run {newer.run} has not been let by, its gate is held"
+        with pytest.raises(GateClosed, match=says):
+            gate.approve(opened, older, ["SG1/b"], "b is being moved")
+        assert not opened.catalog.approvals(older.run)
+    refused = nightferry(site.file, "gate", "approve", older.run, "--store", "SG1/b", "--reason", "b moves")
+    assert refused.code == 50
+    assert newer.run in refused.err
+
+    with site.open(clock) as opened:
+        # A run whose own gate is open is no exception.
+        gate.approve(opened, newer, ["SG1/b"], "b is being moved")
+        shutil.rmtree(site.store("SG1/a"))
+        clock.advance(timedelta(days=1))
+        newest = night.stage_one(opened, BACK_GROUP)
+        assert gate.look(opened, newer).state == "open"
+        with pytest.raises(GateClosed, match=newest.run):
+            night.stage_two(opened, opened.catalog.run(newer.run))
+        assert opened.catalog.run(newer.run).state == "ended", "what has ended is not held again for it"
+        assert opened.cluster.where(BACK_GROUP) == "TEX-ACTV-1"
+        assert night_result(opened, newer).outcome == "GateHeld"
+
+        gate.approve(opened, newest, ["SG1/a", "SG1/b"], "both are being moved")
+        night.stage_two(opened, newest)
+        gate.approve(opened, older, ["SG1/b"], "b was being moved")
+        assert gate.require_open(opened, older).state == "open"
