@@ -18,7 +18,7 @@ from tasks.place import at, is_here
 
 @flow(name="approve-gate", flow_run_name="approve {run}", persist_result=False)
 def approve_gate(site: Site, run: str, stores: list[str], reason: str) -> State[Any]:
-    """Records that the run may go on without the named stores being whole, then runs the night on.
+    """Accepts the named stores as they are, by record, then runs the night on: partial, missing or suspect.
 
     Args:
         site: The site.

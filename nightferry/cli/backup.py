@@ -58,7 +58,7 @@ def backup(
     new
         Starts another run although this window's is finished.
     accept_partial
-        This store, as GROUP/STORE, may be partial or missing; may be repeated, needs --reason.
+        This store, as GROUP/STORE, may be partial or missing, not suspect; may be repeated, needs --reason.
     reason
         Why that is accepted; kept with the approval.
     """
@@ -344,7 +344,7 @@ def _hints(result: NightResult) -> list[str]:
     match result.outcome:
         case "GateHeld":
             return [
-                f"mend it, then `nightferry gate retry {run}`; or go on without it: "
+                f"fix it, then `nightferry gate retry {run}`; or accept it as it is: "
                 f"`nightferry gate approve {run} --store G/S --reason TEXT`"
             ]
         case "CopyMissing":

@@ -68,7 +68,7 @@ def approve(
     reason: str,
     record_only: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Records that the run may go on without the named stores being whole, then goes on with the night.
+    """Accepts the named stores as they are, by record, then goes on with the night: partial, missing or suspect.
 
     Parameters
     ----------

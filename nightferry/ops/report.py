@@ -290,8 +290,8 @@ def _what_to_do(result: NightResult) -> str:
     match result.outcome:
         case "GateHeld":
             return (
-                f"mend what is named above and run `nightferry gate retry {result.run.run}`, "
-                f"or go on without it: `nightferry gate approve {result.run.run} --store G/S --reason TEXT`."
+                f"fix what is named above and run `nightferry gate retry {result.run.run}`, "
+                f"or accept it as it is: `nightferry gate approve {result.run.run} --store G/S --reason TEXT`."
             )
         case "CopyMissing":
             return "mend the destination; `nightferry backup --stage two` then delivers what is owed."
