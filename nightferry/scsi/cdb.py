@@ -287,6 +287,9 @@ class ElementStatus:
     source: int | None = None
     exception: tuple[int, int] | None = None
     identifier: str = ""
+    """What the changer says of the drive there: its serial number, perhaps behind vendor and product."""
+    is_cut: bool = False
+    """The identifier is shorter than the changer says: its end is missing."""
 
 
 def parse_elements(data: bytes) -> list[ElementStatus]:
@@ -334,7 +337,7 @@ def _element(kind: ElementType, flags: int, raw: bytes) -> ElementStatus:
         barcode, tags = _text(tags[:32]), tags[_TAG_BYTES:]
     if flags & 0x40:
         tags = tags[_TAG_BYTES:]
-    identifier = _text(tags[4 : 4 + tags[3]]) if len(tags) >= 4 and tags[3] else ""
+    identifier = tags[4 : 4 + tags[3]] if len(tags) >= 4 and kind is ElementType.DRIVE else b""
     full = bool(raw[2] & 0x01)
     return ElementStatus(
         kind=kind,
@@ -343,7 +346,9 @@ def _element(kind: ElementType, flags: int, raw: bytes) -> ElementStatus:
         barcode=barcode if full else "",
         source=int.from_bytes(raw[10:12], "big") if raw[9] & 0x80 else None,
         exception=(raw[4], raw[5]) if raw[2] & 0x04 else None,
-        identifier=identifier if kind is ElementType.DRIVE else "",
+        identifier=_text(identifier),
+        # Some targets count too few bytes, and the last one comes with zeros in its place.
+        is_cut=bool(identifier) and (len(identifier) < tags[3] or b"\0" in identifier),
     )
 
 

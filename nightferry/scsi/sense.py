@@ -38,7 +38,28 @@ _CODES = {
     (0x04, 0x01): "becoming ready",
     (0x04, 0x02): "a load is required",
     (0x04, 0x03): "manual intervention required",
+    (0x04, 0x04): "format in progress",
+    (0x04, 0x05): "rebuild in progress",
+    (0x04, 0x06): "recalculation in progress",
+    (0x04, 0x07): "operation in progress",
+    (0x04, 0x08): "long write in progress",
+    (0x04, 0x09): "self-test in progress",
+    (0x04, 0x0A): "asymmetric access state changes",
+    (0x04, 0x0B): "target port in standby state",
+    (0x04, 0x0C): "target port in unavailable state",
+    (0x04, 0x0E): "security session in progress",
+    (0x04, 0x10): "auxiliary memory not accessible",
+    (0x04, 0x11): "waiting to be allowed to spin up",
     (0x04, 0x12): "offline",
+    (0x04, 0x13): "SA creation in progress",
+    (0x04, 0x14): "space allocation in progress",
+    (0x04, 0x18): "a door is open",
+    (0x04, 0x1A): "start or stop in progress",
+    (0x04, 0x1B): "sanitize in progress",
+    (0x04, 0x1C): "waiting for power",
+    (0x04, 0x1D): "configuration in progress",
+    (0x04, 0x24): "depopulation in progress",
+    (0x04, 0x25): "depopulation restoration in progress",
     (0x09, 0x00): "track following error",
     (0x0C, 0x00): "write error",
     (0x11, 0x00): "unrecovered read error",
@@ -81,6 +102,13 @@ _CODES = {
 }
 """Additional sense codes (SPC-5 annex F) that tape libraries answer."""
 
+_PASSES = {
+    *((0x04, q) for q in (0x00, 0x01, *range(0x04, 0x0D), 0x0E, 0x10, 0x11, 0x13, 0x14, 0x18)),
+    *((0x04, q) for q in (*range(0x1A, 0x1E), 0x24, 0x25)),
+    (0x3E, 0x00),
+}
+"""NOT READY that ends without a hand on the device (SPC-5 annex F); an open door is closed by who opened it."""
+
 _FIXED, _FIXED_DEFERRED, _DESCRIPTOR, _DESCRIPTOR_DEFERRED = 0x70, 0x71, 0x72, 0x73
 
 
@@ -105,6 +133,12 @@ class Sense:
     @property
     def code(self) -> tuple[int, int]:
         return self.asc, self.ascq
+
+    @property
+    def passes(self) -> bool:
+        """Whether the device is not ready now and will be by itself: the command was not done, and may be sent
+        again later."""
+        return not self.deferred and self.key == NOT_READY and self.code in _PASSES
 
     def __str__(self) -> str:
         words = [_KEYS.get(self.key, f"key {self.key:x}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,18 @@ from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.tape.changer import BARCODE, UNREADABLE, Address, Element, ElementKind
 from nightferry.destination.tape.drive import TapeDrive
 from nightferry.destination.tape.scsi_device import Device, Refused
-from nightferry.errors import DestinationError
+from nightferry.errors import DestinationError, PositionLost
 from nightferry.scsi import cdb
 from nightferry.scsi.cdb import ElementStatus, ElementType
 from nightferry.scsi.transport import Transport
 
+_log = logging.getLogger(__name__)
+
 _MOVE_S = 1200.0
 _STATUS_S = 600.0
+_READY_S = 900.0
+"""How long a changer is waited for that takes stock of its slots, or whose door is open."""
+_LOOK_AGAIN_S = 1.0
 _FIRST_ASK = 64 << 10
 _DEFAULT_ARM = 0
 _KINDS: Mapping[ElementType, ElementKind] = {
@@ -43,6 +49,7 @@ class ScsiChanger:
 
     def __init__(self, transport: Transport, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._device = Device(transport, "changer", clock)
+        self._clock = clock
         self._turn = threading.Lock()
         self._drive_elements: list[int] = []
         self._drives: Sequence[TapeDrive] = ()
@@ -81,16 +88,49 @@ class ScsiChanger:
             for address in (source, target):
                 if address not in found:
                     raise DestinationError(f"there is no {address} in the library", subject=str(address))
-            command = cdb.move_medium(_DEFAULT_ARM, found[source].address, found[target].address)
             try:
-                # A unit attention means that the command was not done: it may be sent again.
-                self._device.patiently(command, timeout_s=_MOVE_S)
+                self._move(found[source], found[target])
             except Refused as refused:
                 reason = _REASONS.get(refused.sense.code, str(refused))
                 raise DestinationError(
                     f"{source} to {target}: {reason.format(source=source, target=target)}",
                     subject=str(source),
                 ) from refused
+
+    def _move(self, source: ElementStatus, target: ElementStatus) -> None:
+        """Sends a move; when its outcome is unknown, by what the elements hold then, again if it was not done."""
+        command = cdb.move_medium(_DEFAULT_ARM, source.address, target.address)
+        for last in (False, False, True):
+            try:
+                # A unit attention, or not being ready, means that the command was not done: it may be sent again.
+                self._device.patiently(command, timeout_s=_MOVE_S, patience_s=_READY_S)
+                return
+            except PositionLost as lost:
+                _log.warning("%s; what became of the move is looked at", lost)
+                if self._has_arrived(source, target, lost):
+                    return
+                if last:
+                    raise
+
+    def _has_arrived(self, source: ElementStatus, target: ElementStatus, lost: PositionLost) -> bool:
+        """Whether a move was done; while the arm has the cartridge, it is waited for.
+
+        Raises:
+            PositionLost: ``lost`` itself: the cartridge is neither at one element nor at the other.
+        """
+        deadline = self._clock.monotonic() + _MOVE_S
+        while True:
+            now = {status.address: status for kind in _KINDS for status in self._elements(kind)}
+            holds = {
+                at: at in now and now[at].full and now[at].barcode == source.barcode
+                for at in (source.address, target.address)
+            }
+            if holds[source.address] != holds[target.address]:
+                return holds[target.address]
+            if any(holds.values()) or self._clock.monotonic() >= deadline:
+                lost.add_note(f"{source.barcode or 'the cartridge'} is not found at one element of the two")
+                raise lost
+            self._clock.sleep(_LOOK_AGAIN_S)
 
     def close(self) -> None:
         """Lets the device go."""
@@ -114,7 +154,9 @@ class ScsiChanger:
         while True:
             command = cdb.read_element_status(kind, length, identifiers=identifiers)
             try:
-                data = self._device.patiently(command, data_in_len=length, timeout_s=_STATUS_S)
+                data = self._device.patiently(
+                    command, data_in_len=length, timeout_s=_STATUS_S, patience_s=_READY_S
+                )
             except Refused as refused:
                 if identifiers and refused.is_unsupported:
                     return self._elements(kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from nightferry.clock import Clock
 from nightferry.destination.tape.alerts import FLAGS
 from nightferry.destination.tape.drive import EndOfMedium
@@ -42,12 +44,16 @@ from nightferry.scsi.transport import (
     Transport,
 )
 
+_log = logging.getLogger(__name__)
+
 QUICK_S = 60.0
 _RESET_S = 120.0
 _BUSY_PAUSE_S = 0.5
+_READY_PAUSE_S = 1.0
 _MOST_ATTENTIONS = 32
 _ALERT_BYTES = 4096
 _NO_MEDIUM = 0x3A
+_PANEL = "look at {name} and its own panel or log"
 _UNSUPPORTED = {(0x20, 0x00), (0x24, 0x00), (0x26, 0x00)}
 
 
@@ -62,6 +68,14 @@ class Refused(DestinationError):
     def is_unsupported(self) -> bool:
         """Whether it does not know the command, or not with these fields."""
         return self.sense.code in _UNSUPPORTED
+
+
+class NotReady(Unavailable):
+    """The device is not ready; the command was not done."""
+
+    def __init__(self, message: str, sense: Sense, *, hint: str, subject: str) -> None:
+        super().__init__(message, hint=hint, subject=subject)
+        self.sense = sense
 
 
 class Attention(PositionLost):
@@ -179,17 +193,32 @@ class Device:
                     subject=self.name,
                 )
 
-    def patiently(self, command: bytes, *, data_in_len: int = 0, timeout_s: float = QUICK_S) -> bytes:
+    def patiently(
+        self, command: bytes, *, data_in_len: int = 0, timeout_s: float = QUICK_S, patience_s: float = 0.0
+    ) -> bytes:
         """Sends a command that may be repeated, past the unit attentions that wait for us.
+
+        Args:
+            command: The command.
+            data_in_len: How many bytes it may answer.
+            timeout_s: How long the device has.
+            patience_s: How long a device is waited for that will be ready by itself.
 
         Raises:
             NightferryError: as ``run``.
         """
-        for _ in range(_MOST_ATTENTIONS):
+        deadline = self._clock.monotonic() + patience_s
+        attentions = 0
+        while attentions < _MOST_ATTENTIONS:
             try:
                 return bytes(self.run(command, data_in_len=data_in_len, timeout_s=timeout_s)[1])
             except Attention:
-                continue
+                attentions += 1
+            except NotReady as error:
+                if not error.sense.passes or self._clock.monotonic() >= deadline:
+                    raise
+                _log.info("%s is waited for: %s", self.name, error.sense)
+                self._clock.sleep(_READY_PAUSE_S)
         raise Unavailable(f"{self.name} answers nothing but unit attentions", subject=self.name)
 
     def not_ready(self) -> Sense | None:
@@ -243,8 +272,10 @@ def meaning(sense: Sense, name: str) -> NightferryError | None:
             return DestinationError(f"{name} has no cartridge loaded", subject=name)
         case _ if sense.key == MEDIUM_ERROR:
             return MediumDamaged(said, subject=name)
-        case _ if sense.key in (NOT_READY, HARDWARE_ERROR):
-            return Unavailable(said, hint=f"look at {name} and its own panel or log", subject=name)
+        case _ if sense.key == NOT_READY:
+            return NotReady(said, sense, hint=_PANEL.format(name=name), subject=name)
+        case _ if sense.key == HARDWARE_ERROR:
+            return Unavailable(said, hint=_PANEL.format(name=name), subject=name)
         case _ if sense.key == ILLEGAL_REQUEST:
             return Refused(said, sense, name)
         case _ if sense.key == DATA_PROTECT:

@@ -22,7 +22,7 @@ from nightferry.destination.tape.drive import (
 )
 from nightferry.destination.tape.lease import Lease
 from nightferry.destination.tape.scsi_device import QUICK_S, Device, Refused
-from nightferry.destination.tape.scsi_ready import UNLOAD_S, wait_until_ready
+from nightferry.destination.tape.scsi_ready import UNLOAD_S, wait_to_unload, wait_until_ready
 from nightferry.errors import DestinationError, MediumDamaged, NightferryError, PositionLost
 from nightferry.scsi import cdb
 from nightferry.scsi.cdb import Over
@@ -153,7 +153,7 @@ class ScsiDrive:
         device = self._device
         if self._is_prevented:
             self._set_prevented(False)
-        if device.not_ready() is not None:
+        if not wait_to_unload(device, self._clock):
             return
         device.patiently(cdb.load_unload(load=False), timeout_s=UNLOAD_S)
         if device.not_ready() is None:

@@ -221,53 +221,80 @@ def match_drives(
         elements: Where the wanted drives stand, as configured; checked against what the changer says.
 
     Raises:
-        ConfigError: a wanted drive is not there, or where the drives stand cannot be told, or is told
-            otherwise by the changer.
+        ConfigError: a wanted drive is not there, or where the drives stand is unknown; the changer says otherwise
+            than the site file, names one drive twice, or names one that does not answer.
     """
     serials = list(dict.fromkeys(serials))
-    said = _said(statuses, serials)
+    named = {status.address: serial for status in statuses if (serial := _named(status, serials))}
     for serial in wanted:
-        if serial not in serials:
+        if serial not in serials or wanted.count(serial) > 1:
             raise ConfigError(
-                f"there is no drive {serial}",
+                f"there is no drive {serial}" if serial not in serials else f"drive {serial} is named twice",
                 hint=f"the drives that answer are {', '.join(serials) or 'none'}",
                 subject=serial,
             )
     if elements:
-        return _configured(statuses, said, tuple(wanted or serials), tuple(elements))
-    left_elements = [status.address for status in statuses if status.address not in said]
-    left = [serial for serial in serials if serial not in said.values()]
-    if len(left_elements) == 1 and len(left) == 1:
-        said[left_elements[0]] = left[0]
-    elif left and left_elements:
+        # What the changer names twice proves nothing.
+        named = {at: serial for at, serial in named.items() if list(named.values()).count(serial) == 1}
+        return _configured(
+            named, [s.address for s in statuses], serials, tuple(wanted or serials), tuple(elements)
+        )
+    for element, serial in named.items():
+        others = [other for other, same in named.items() if same == serial and other > element]
+        if others:
+            raise ConfigError(
+                f"the changer names the drive {serial} at several elements, {_list([element, *others])}",
+                hint="give `drives` and, in the same order, `elements` for the library in the site file, as the "
+                "changer's own panel shows them",
+                subject=serial,
+            )
+    unnamed = [status.address for status in statuses if status.address not in named]
+    at = {serial: element for element, serial in named.items() if serial in serials}
+    left = [serial for serial in serials if serial not in at]
+    absent = {element: serial for element, serial in named.items() if serial not in serials}
+    if absent and not (wanted and set(wanted) <= set(at)):
+        said = ", ".join(f"drive {serial} at element {element}" for element, serial in absent.items())
         raise ConfigError(
-            f"the changer does not tell at which of its elements {_list(left_elements)} "
-            f"the drives {_list(left)} stand",
+            f"the changer names {said}, and no such drive answers",
+            hint="bring the drive back, or name the drives to use with `drives` (and `elements`) in the site file: "
+            f"those that answer are {_list(serials) or 'none'}",
+        )
+    if len(unnamed) == 1 and len(left) == 1:
+        at[left[0]] = unnamed[0]
+    elif left and unnamed and not (wanted and set(wanted) <= set(at)):
+        raise ConfigError(
+            f"the changer does not say at which of its elements {_list(unnamed)} the drives {_list(left)} stand",
             hint="give `drives` and, in the same order, `elements` for the library in the site file",
         )
-    at = {serial: element for element, serial in said.items()}
-    chosen = tuple(wanted) or tuple(said[element] for element in sorted(said))
+    chosen = tuple(wanted) or tuple(sorted(at, key=lambda serial: at[serial]))
     for serial in chosen:
         if serial not in at:
-            raise ConfigError(f"the drive {serial} stands at no element of the changer", subject=serial)
+            raise ConfigError(
+                f"the drive {serial} stands at no element of the changer",
+                hint=f"name drives that do: {_list(list(at)) or 'none does'}",
+                subject=serial,
+            )
     if not chosen:
-        raise ConfigError("the library has no drive that answers")
+        raise ConfigError("the library has no drive that answers", hint="check the drives' power and cables")
     return Places(chosen, tuple(at[serial] for serial in chosen))
 
 
-def _said(statuses: Sequence[ElementStatus], serials: Sequence[str]) -> dict[int, str]:
-    """Element → serial number of the drive that the changer says stands there."""
-    found: dict[int, str] = {}
-    for status in statuses:
-        named = [serial for serial in serials if serial and status.identifier.endswith(serial)]
-        if named:
-            found[status.address] = max(named, key=len)
-    return found
+_T10_PREFIX = 24
+"""Vendor (8) and product (16) before the serial number (SPC-5 §7.7.6.4, T10 vendor ID based)."""
+
+
+def _named(status: ElementStatus, serials: Sequence[str]) -> str:
+    """Serial number of the drive that the changer names at an element, whether or not it is one of ``serials``; empty
+    when it names none."""
+    text = status.identifier
+    told = (text, text[_T10_PREFIX:].strip(), text.rpartition(" ")[2])
+    return next((serial for serial in serials if serial in told), "" if status.is_cut else told[-1])
 
 
 def _configured(
-    statuses: Sequence[ElementStatus],
-    said: Mapping[int, str],
+    named: Mapping[int, str],
+    there: Sequence[int],
+    known: Sequence[str],
     serials: tuple[str, ...],
     elements: tuple[int, ...],
 ) -> Places:
@@ -276,16 +303,16 @@ def _configured(
             f"{len(serials)} drives and {len(elements)} elements are configured",
             hint="`elements` needs one address for each drive, in the same order",
         )
-    there = {status.address for status in statuses}
     for serial, element in zip(serials, elements, strict=True):
         if element not in there:
             raise ConfigError(
                 f"the changer has no data transfer element {element}", hint=f"it has {_list(sorted(there))}"
             )
-        if said.get(element, serial) != serial:
+        # A serial number that no drive has may be the changer's own way to write one: it contradicts nothing.
+        if named.get(element, serial) != serial and named[element] in known:
             raise ConfigError(
                 f"the site file says that drive {serial} stands at element {element}, "
-                f"the changer says {said[element]}",
+                f"the changer says {named[element]}",
                 hint="correct `drives` or `elements`",
                 subject=serial,
             )

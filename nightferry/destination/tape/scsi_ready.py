@@ -18,10 +18,12 @@ UNLOAD_S = 1800.0
 """Loading and unloading."""
 _READY_S = 2 * 3600.0
 """A new LTO-9 cartridge is measured by the drive when first loaded: up to two hours."""
+_RESET_S = 120.0
+"""How long a drive configures itself after a reset."""
 _POLL_S = 1.0
 
-_BECOMING_READY, _LOAD_NEEDED = 0x01, 0x02
-_NOT_READY_CAUSE = 0x04
+_BECOMING_READY = ((0x04, 0x00), (0x04, 0x01))
+_LOAD_NEEDED = (0x04, 0x02)
 _CLEANING = (0x30, 0x03)
 
 
@@ -50,18 +52,15 @@ def wait_until_ready(
             raise meaning(sense, device.name) or Unavailable(
                 f"{device.name} is not ready: {sense}", subject=device.name
             )
-        needs_load = (sense.asc, sense.ascq) == (_NOT_READY_CAUSE, _LOAD_NEEDED)
-        cleaning |= (sense.asc, sense.ascq) == _CLEANING
-        if lacks_medium(sense) or needs_load:
+        cleaning |= sense.code == _CLEANING
+        if lacks_medium(sense) or sense.code == _LOAD_NEEDED:
             if cleaning:
                 return False
             if not asks or not occupied():
                 raise Unavailable(f"drive {number} is empty: {sense}", subject=device.name)
             _ask(device, asks.pop(0))
             continue
-        if (sense.asc, sense.ascq) != _CLEANING and (
-            sense.asc != _NOT_READY_CAUSE or sense.ascq > _BECOMING_READY
-        ):
+        if sense.code != _CLEANING and not sense.passes:
             raise Unavailable(
                 f"{device.name} does not become ready: {sense}",
                 hint="look at the drive's own panel; a cleaning cartridge or an operator may be needed",
@@ -72,7 +71,28 @@ def wait_until_ready(
                 f"{device.name} did not become ready in {_READY_S / 3600:.0f} hours: {sense}",
                 subject=device.name,
             )
-        waiting(f"{device.name} is {'being cleaned' if cleaning else 'becoming ready'}")
+        if cleaning:
+            waiting(f"{device.name} is being cleaned")
+        elif sense.code in _BECOMING_READY:
+            waiting(f"{device.name} is becoming ready")
+        else:
+            waiting(f"{device.name} is not ready yet: {sense}")
+        clock.sleep(_POLL_S)
+    return True
+
+
+def wait_to_unload(device: Device, clock: Clock) -> bool:
+    """Whether a cartridge is loaded that can be unloaded; a drive that was just reset is waited for.
+
+    One that is becoming ready is not: that can take hours, and whoever unloads it is through with it.
+
+    Raises:
+        Unavailable: it does not answer.
+    """
+    deadline = clock.monotonic() + _RESET_S
+    while (sense := device.not_ready()) is not None:
+        if not sense.passes or sense.code in _BECOMING_READY or clock.monotonic() > deadline:
+            return False
         clock.sleep(_POLL_S)
     return True
 

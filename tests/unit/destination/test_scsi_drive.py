@@ -111,7 +111,7 @@ def test_a_drive_that_wants_to_be_asked_is_asked_to_load(drive: ScsiDrive, devic
     assert device.script.count(play.LOAD) == 1
 
 
-@pytest.mark.parametrize("code", [(0x2, 0x04, 0x03), (0x2, 0x30, 0x07), (0x2, 0x3E, 0x00), (0x4, 0x44, 0x00)])
+@pytest.mark.parametrize("code", [(0x2, 0x04, 0x03), (0x2, 0x30, 0x07), (0x2, 0x3E, 0x01), (0x4, 0x44, 0x00)])
 def test_a_drive_that_needs_a_hand_is_not_waited_for(
     drive: ScsiDrive, device: ScriptedDrive, clock: Hours, code: tuple[int, int, int]
 ) -> None:
@@ -119,6 +119,47 @@ def test_a_drive_that_needs_a_hand_is_not_waited_for(
     with pytest.raises(DestinationError, match="drive 0"):
         drive.load()
     assert clock.passed < 5
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(
+            (0x2, 0x04, q)
+            for q in (0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0A, 0x0B, 0x0C, 0x0E, 0x10, 0x11, 0x13)
+        ),
+        *((0x2, 0x04, q) for q in (0x14, 0x18, 0x1A, 0x1B, 0x1C, 0x1D, 0x24, 0x25)),
+        (0x2, 0x3E, 0x00),
+    ],
+    ids=lambda code: "/".join(f"{part:02x}" for part in code),
+)
+def test_what_passes_by_itself_is_waited_for_and_said(
+    drive: ScsiDrive, device: ScriptedDrive, clock: Hours, code: tuple[int, int, int]
+) -> None:
+    device.script.instead(play.TEST_UNIT_READY, check(play.RESET), *[check(code)] * 60)
+    told: list[str] = []
+    drive.load(told.append)
+    assert drive.is_loaded()
+    assert clock.passed == 60
+    assert all(line.startswith("drive 0 (HU1) is not ready yet: not ready, ") for line in told)
+
+
+def test_a_drive_that_was_just_reset_is_waited_for_before_its_cartridge_is_unloaded(
+    drive: ScsiDrive, device: ScriptedDrive, clock: Hours
+) -> None:
+    drive.load()
+    device.script.instead(play.TEST_UNIT_READY, check(play.RESET), *[check((0x2, 0x3E, 0x00))] * 30)
+    drive.unload()
+    assert not device.threaded
+    assert clock.passed == 30
+
+
+def test_a_cartridge_that_is_becoming_ready_is_not_waited_for_to_be_unloaded(
+    drive: ScsiDrive, device: ScriptedDrive, clock: Hours
+) -> None:
+    device.script.instead(play.TEST_UNIT_READY, check(play.RESET), check(play.BECOMING_READY))
+    drive.unload()
+    assert clock.passed == 0
 
 
 def test_a_cleaning_cartridge_cleans_and_leaves_the_drive_empty(
