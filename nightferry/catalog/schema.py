@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from nightferry.errors import CatalogError
+from nightferry.image.parquet import DAMAGED, open_parquet, read_columns
 from nightferry.model.records import Event
 
 FORMAT = "1"
@@ -173,19 +174,23 @@ def decode_segment(data: bytes, name: str) -> list[Row]:
         CatalogError: it is not a segment, of another format, or has gaps.
     """
     try:
-        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    except (pa.ArrowInvalid, OSError) as error:
+        file = open_parquet(data)
+        schema = file.schema_arrow
+        found = (schema.metadata or {}).get(_FORMAT_KEY, b"").decode(errors="replace")
+        if found != FORMAT or not schema.equals(SCHEMA):
+            raise CatalogError(
+                f"segment {name} is not of format {FORMAT} but {found or 'no catalog at all'}",
+                hint="read it with the release that wrote it, or a newer one",
+                subject=name,
+            )
+        table = read_columns(file, SCHEMA.names)
+        columns = {column: table.column(column) for column in SCHEMA.names}
+        columns["at"] = columns["at"].cast(pa.int64())
+        lists = [column.to_pylist() for column in columns.values()]
+    except DAMAGED as error:
         raise CatalogError(f"segment {name} is garbled: {error}", subject=name) from error
-    found = (table.schema.metadata or {}).get(_FORMAT_KEY, b"").decode(errors="replace")
-    if found != FORMAT or not table.schema.equals(SCHEMA):
-        raise CatalogError(
-            f"segment {name} is not of format {FORMAT} but {found or 'no catalog at all'}",
-            hint="read it with the release that wrote it, or a newer one",
-            subject=name,
-        )
-    columns = {name: table.column(name) for name in table.column_names}
-    columns["at"] = columns["at"].cast(pa.int64())
-    lists = [column.to_pylist() for column in columns.values()]
+    if any(column.null_count for column in columns.values()):
+        raise CatalogError(f"segment {name} is garbled: it has nulls", subject=name)
     for i in (2, 3, 4):  # writer, phase and kind are few words many times over
         lists[i] = list(map(sys.intern, lists[i]))
     rows = list(map(Row._make, zip(*lists, strict=True)))

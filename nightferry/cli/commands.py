@@ -55,6 +55,8 @@ def launch(
     session = sessions.current()
     session.site_path = site
     session.out.as_json = session.out.as_json or json
+    chain, _, _ = app.parse_commands(tokens)
+    session.verb, session.dry_run = " ".join(chain), "--dry-run" in tokens
     if session.out.as_json:
         _require_verb(tokens)
     return app(tokens, exit_on_error=False, print_error=False)

@@ -31,10 +31,6 @@ PIPE_WIDTH = 1000
 """Columns of a table that no terminal shows: wide enough that nothing is wrapped."""
 
 
-class StdoutClosed(Exception):
-    """Whoever read our stdout has gone: nothing is left to do, and nothing went wrong."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
     """A column of a result table. ``right`` aligns figures; ``style`` is rich's."""
@@ -115,21 +111,9 @@ class Output:
         if self._sink is not None:
             self._sink.close()
 
-    def flush(self) -> None:
-        """Raises:
-        StdoutClosed: the reader has gone.
-        """
-        try:
-            self._stdout.flush()
-        except BrokenPipeError:
-            raise StdoutClosed from None
-
     def _write(self, text: str) -> None:
-        try:
-            self._stdout.write(text)
-            self._stdout.flush()
-        except BrokenPipeError:
-            raise StdoutClosed from None
+        self._stdout.write(text)
+        self._stdout.flush()
 
     def _draw(self, shown: Sequence[RenderableType]) -> str:
         if all(isinstance(item, str) for item in shown):
@@ -140,7 +124,7 @@ class Output:
         from rich.text import Text
 
         on_terminal = self._stdout.isatty()
-        buffer = io.StringIO()
+        buffer = _Page(getattr(self._stdout, "encoding", None))
         console = Console(
             file=buffer,
             force_terminal=on_terminal,
@@ -153,6 +137,18 @@ class Output:
         for item in shown:
             console.print(Text(safe_lines(item)) if isinstance(item, str) else item)
         return buffer.getvalue()
+
+
+class _Page(io.StringIO):
+    """What rich draws on, for a stream of this encoding: without line-drawing characters where it lacks them."""
+
+    def __init__(self, encoding: str | None) -> None:
+        super().__init__()
+        self._encoding = encoding or "utf-8"
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override] # a class attribute there
+        return self._encoding
 
 
 def _fits(text: str) -> bool:

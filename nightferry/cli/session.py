@@ -23,6 +23,9 @@ class Session:
     """What every command may ask for."""
 
     out: Output
+    verb: str = ""
+    """The command's words without its options: ``gate retry``."""
+    dry_run: bool = False
     site_path: Path | None = None
     stopped_by: signal.Signals | None = None
     server_is_gone: bool = False

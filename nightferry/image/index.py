@@ -1,11 +1,10 @@
 """The index: an image's files and where each lies, as a Parquet file sorted by path.
 
-Group statistics make one path or one directory a matter of reading one or a few row groups.
+The first path of each row group makes one path or one directory a matter of reading one or a few of them.
 """
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -13,9 +12,9 @@ from itertools import pairwise
 from typing import Final, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from nightferry.errors import IntegrityError
+from nightferry.image.parquet import DAMAGED, first_value, open_parquet, read_columns
 from nightferry.image.tar import MemberType, Segments
 
 ROWS_PER_GROUP: Final = 8192
@@ -129,18 +128,20 @@ class Index:
     def __init__(self, data: bytes) -> None:
         self.data = data
         try:
-            self._file = pq.ParquetFile(
-                io.BytesIO(data), thrift_string_size_limit=1 << 30, thrift_container_size_limit=1 << 24
-            )
-        except (pa.ArrowException, OSError, ValueError) as error:
+            self._file = open_parquet(data)
+        except DAMAGED as error:
             raise IntegrityError(f"not an index: {error}") from error
         self._lacks: set[str] = set()
         self._check_schema()
         metadata = self._file.metadata
+        rows = 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             if not 0 < group.num_rows <= MAX_ROWS_PER_GROUP or group.total_byte_size > MAX_GROUP_BYTES:
                 raise IntegrityError(f"row group {number} of the index is beyond the format's limits")
+            rows += group.num_rows
+        if rows != metadata.num_rows:
+            raise IntegrityError(f"the index has {rows} rows and says {metadata.num_rows}")
         self._first: dict[int, bytes] = {}
         self._cached: tuple[int, pa.Table, list[bytes]] | None = None
 
@@ -182,7 +183,7 @@ class Index:
         at every row.
         """
         for number in range(self._file.num_row_groups):
-            paths = self._read(number, ["path"]).column(0).to_pylist()
+            paths = _paths(self._read(number, ["path"]))
             places = [place for place, path in enumerate(paths) if wanted(path)]
             if places:
                 yield from rows_of(self._group(number)[0].take(places))
@@ -206,17 +207,19 @@ class Index:
 
     def _first_path(self, number: int) -> bytes:
         if number not in self._first:
-            statistics = self._file.metadata.row_group(number).column(0).statistics
-            if statistics is not None and statistics.has_min_max:
-                self._first[number] = bytes(statistics.min)
-            else:  # the writer leaves statistics of very long paths out
-                self._first[number] = self._group(number)[1][0]
+            try:
+                first = first_value(self._file, "path", number)
+            except DAMAGED as error:
+                raise _damaged(error) from error
+            if not isinstance(first, bytes):
+                raise IntegrityError("the index has nulls in column path")
+            self._first[number] = first
         return self._first[number]
 
     def _group(self, number: int) -> tuple[pa.Table, list[bytes]]:
         if self._cached is None or self._cached[0] != number:
             table = self._read(number, list(COLUMNS))
-            paths = table.column("path").to_pylist()
+            paths = _paths(table)
             if any(a >= b for a, b in pairwise(paths)):
                 raise IntegrityError(f"row group {number} of the index is not sorted")
             self._cached = (number, table, paths)
@@ -226,12 +229,9 @@ class Index:
         """Columns of one row group, or of all; one that an older index lacks is null."""
         there = [name for name in columns if name not in self._lacks]
         try:
-            if group is None:
-                table = self._file.read(columns=there)
-            else:
-                table = self._file.read_row_group(group, columns=there)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise IntegrityError(f"the index is damaged: {error}") from error
+            table = read_columns(self._file, there, group)
+        except DAMAGED as error:
+            raise _damaged(error) from error
         for name in self._lacks.intersection(columns):
             field = SCHEMA.field(name)
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
@@ -248,6 +248,17 @@ class Index:
                 raise IntegrityError(f"not an index: column {field.name} is missing or of another type")
         if found.field(0).name != "path":
             raise IntegrityError("not an index: its first column is not path")
+
+
+def _paths(table: pa.Table) -> list[bytes]:
+    column = table.column("path")
+    if column.null_count:
+        raise IntegrityError("the index has nulls in column path")
+    return list(column.to_pylist())
+
+
+def _damaged(error: Exception) -> IntegrityError:
+    return IntegrityError(f"the index is damaged: {error}")
 
 
 def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -269,9 +280,12 @@ def rows_of(table: pa.Table) -> list[IndexRow]:
     """The rows of a table with the index's columns.
 
     Raises:
-        IntegrityError: a null or a sparse map where none may be.
+        IntegrityError: a null or a sparse map where none may be, or text that is not UTF-8.
     """
-    columns = {name: table.column(name).to_pylist() for name in COLUMNS}
+    try:
+        columns = {name: table.column(name).to_pylist() for name in COLUMNS}
+    except DAMAGED as error:
+        raise _damaged(error) from error
     for name in COLUMNS:
         if not SCHEMA.field(name).nullable and table.column(name).null_count:
             raise IntegrityError(f"the index has nulls in column {name}")

@@ -31,6 +31,10 @@ _DICTIONARY: Final = [
     "flags",
 ]
 
+# No thread of Arrow's: see nightferry.image.parquet.
+_WRITE: Final = pa.ipc.IpcWriteOptions(use_threads=False)
+_READ: Final = pa.ipc.IpcReadOptions(use_threads=False)
+
 
 class IndexBuilder:
     """Collects rows and writes them as one Parquet file sorted by path.
@@ -49,7 +53,7 @@ class IndexBuilder:
         self._spill_rows = spill_rows
         self._pending: list[IndexRow] = []
         self._spill: BinaryIO | None = None
-        self._spill_writer: pa.RecordBatchFileWriter | None = None
+        self._spill_writer: pa.RecordBatchStreamWriter | None = None
         self._rows = 0
         self._path_bytes = 0
 
@@ -107,7 +111,7 @@ class IndexBuilder:
         try:
             if self._spill_writer is None:
                 self._spill = tempfile.TemporaryFile(dir=self._spill_directory)  # noqa: SIM115 - closed by close()
-                self._spill_writer = pa.ipc.new_file(self._spill, SCHEMA)
+                self._spill_writer = pa.ipc.new_stream(self._spill, SCHEMA, options=_WRITE)
             self._spill_writer.write_batch(self._batch())
         except OSError as error:
             # An OSError out of the image is the source's; this one is ours, and rows are lost with it.
@@ -122,8 +126,9 @@ class IndexBuilder:
         self._spill_writer = None
         self._spill.flush()
         # Mapped, not read: a batch's columns come into memory only while its rows are taken.
-        reader = pa.ipc.open_file(pa.memory_map(f"/proc/self/fd/{self._spill.fileno()}"))
-        return [*(reader.get_batch(number) for number in range(reader.num_record_batches)), last]
+        spilled = pa.memory_map(f"/proc/self/fd/{self._spill.fileno()}")
+        with pa.ipc.open_stream(spilled, options=_READ) as reader:
+            return [*reader, last]
 
     def _write(self, batches: list[pa.RecordBatch]) -> bytes:
         paths = pa.chunked_array([batch.column(0) for batch in batches], pa.binary())

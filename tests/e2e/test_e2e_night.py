@@ -10,7 +10,8 @@ import pytest
 from nightferry.errors import GroupStopping, StoreUnreadable
 from nightferry.ops import stage
 from nightferry.plan.batches import batches
-from tests.support.prefect_site import BACK, subflows, task_runs, until
+from tests.support.prefect_site import BACK, PROGRAM, subflows, task_runs, until
+from tests.support.prefect_site import environment as environment_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 
@@ -299,3 +300,22 @@ def test_a_service_that_fails_over_during_stage_one_is_followed(site, failing):
     (again,) = here.catalog.images("SG1", "priv1")
     assert again.node == "TEX-PASS-1"
     assert here.catalog.failures(run.run) == []
+
+
+def test_a_night_whose_words_cannot_be_written_ends_as_it_came_out(site):
+    def backup(words, where, **environment):
+        script = f'"$0" -c "$1" --site "$2" backup {words} {where}'
+        return subprocess.run(
+            ["bash", "-c", script, *(PROGRAM[0], PROGRAM[2]), str(site.path)],
+            env=environment_of(**environment),
+            timeout=120,
+        ).returncode
+
+    assert backup("--json", ">/dev/full 2>/dev/full", PYTHONIOENCODING="ascii") == 0
+    run = site.opened().catalog.runs(BACK)[0]
+    assert (run.state, run.result) == ("ended", "whole")
+    objects = site.here / "objects"
+    objects.rename(site.here / "away")
+    objects.touch()
+    assert backup("--new", ">&- 2>&-") == 20
+    assert site.opened().catalog.runs(BACK)[0].run == f"{run.run}-2"
