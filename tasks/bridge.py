@@ -31,6 +31,7 @@ from nightferry.model.secrets import use_blocks
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Progress
 from nightferry.units import format_size
+from tasks.folders import adopt_worker_folders
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ def at_work() -> Iterator[None]:
     Raises:
         NightferryError: what the body raised, as one that is known by its name wherever the flow was asked for.
     """
+    adopt_worker_folders()
     try:
         with _stoppable(), _cancelled_from_prefect():
             yield

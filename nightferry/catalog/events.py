@@ -77,7 +77,6 @@ _SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})\.parquet")
 
 _TRIES = 8
 _PAUSE_S = 0.05
-_STALE_TEMP_S = 86400.0
 
 Phase = Literal["intent", "result"]
 
@@ -243,9 +242,6 @@ class EventLog:
         self.storage.remove(EVENTS, [_event_name(n) for n in covered])
         smaller = [s for s in segments if any(o != s and o[0] <= s[0] and s[1] <= o[1] for o in segments)]
         self.storage.remove(SEGMENTS, [segment_name(*segment) for segment in smaller])
-        before = self._clock.now().timestamp() - _STALE_TEMP_S
-        for folder in (EVENTS, SEGMENTS):
-            self.storage.tidy(folder, before)
         self._loose = 0
 
     def _learn(self, row: Row) -> None:

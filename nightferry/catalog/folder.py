@@ -6,11 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nightferry.errors import CatalogError
-from nightferry.transfer.durable import FILE_MODE, create_file, is_draft, replace_file, sync_folder
+from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, replace_file, sync_folder
 
 FOLDER_MODE = 0o700
 
@@ -114,14 +114,10 @@ class FolderStorage:
             if names and place.is_dir():
                 sync_folder(place)
 
-    def tidy(self, folder: str, before: float) -> None:
+    def tidy(self, folder: str) -> None:
         place = self.path / folder
         with catalog_errors("tidy", place):
-            for name in self.names(folder):
-                if is_draft(name):
-                    with contextlib.suppress(FileNotFoundError):
-                        if os.stat(place / name).st_mtime < before:
-                            os.unlink(place / name)
+            remove_dead_drafts(place)
 
     @contextlib.contextmanager
     def alone(self, work: str) -> Iterator[bool]:
@@ -150,3 +146,6 @@ class FolderStorage:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
             with open(fd, "wb", buffering=0) as log:
                 log.write(text.encode())
+
+    def drop_logs(self, runs: Collection[str]) -> None:
+        self.remove("logs", sorted({f"{run}.log" for run in runs}.intersection(self.names("logs"))))

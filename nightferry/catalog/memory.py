@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from nightferry.catalog.storage import folder_of
@@ -50,7 +50,7 @@ class MemoryStorage:
             for name in names:
                 self._files.pop(f"{folder}/{name}", None)
 
-    def tidy(self, folder: str, before: float) -> None:
+    def tidy(self, folder: str) -> None:
         """Nothing is ever left unfinished."""
 
     @contextmanager
@@ -59,3 +59,8 @@ class MemoryStorage:
 
     def add_log(self, run: str, image: str, text: str) -> None:
         self.replace(f"logs/{run}/{image}.log", text.encode())
+
+    def drop_logs(self, runs: Collection[str]) -> None:
+        with self._lock:
+            for path in [p for p in self._files if p.startswith("logs/") and p.split("/")[1] in runs]:
+                del self._files[path]

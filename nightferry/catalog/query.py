@@ -7,7 +7,7 @@ import os
 import platform
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -178,6 +178,15 @@ class Catalog:
         """Gathers the event files into an immutable segment. False: another process is at it."""
         with self._lock:
             return self._log.compact()
+
+    def tidy(self) -> None:
+        """Removes the unfinished files of writers that died.
+
+        Raises:
+            CatalogError: they cannot be removed.
+        """
+        for folder in ("", "events", "segments", "indexes", "locks"):
+            self.storage.tidy(folder)
 
     def export(self) -> bytes:
         """All events so far as one Parquet file that stands for itself (see `from_export`)."""
@@ -426,6 +435,14 @@ class Catalog:
     def add_log(self, run: str, image: str, text: str) -> None:
         """Adds to a run's log for people."""
         self.storage.add_log(run, image, text)
+
+    def drop_logs(self, runs: Collection[str]) -> None:
+        """Removes the logs of runs; those that are not there are fine.
+
+        Raises:
+            CatalogError: they cannot be removed.
+        """
+        self.storage.drop_logs(runs)
 
     # --- locks
 

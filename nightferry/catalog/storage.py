@@ -16,7 +16,7 @@ Every method raises `CatalogError`, which names what was done to which file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -49,14 +49,17 @@ class Storage(Protocol):
     def remove(self, folder: str, names: Sequence[str]) -> None:
         """Removes files; one that is not there is fine."""
 
-    def tidy(self, folder: str, before: float) -> None:
-        """Removes what writers that crashed before a time (seconds of the epoch) left unfinished."""
+    def tidy(self, folder: str) -> None:
+        """Removes what writers that died left unfinished; the empty name is the catalog's own folder."""
 
     def alone(self, work: str) -> AbstractContextManager[bool]:
         """Says whether nobody else is known to be at the same work. It saves work: nothing depends on it."""
 
     def add_log(self, run: str, image: str, text: str) -> None:
         """Keeps what people may read of an image in the log of its run."""
+
+    def drop_logs(self, runs: Collection[str]) -> None:
+        """Removes the logs of runs; those that are not there are fine."""
 
 
 def check_name(name: str) -> str:

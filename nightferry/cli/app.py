@@ -63,14 +63,15 @@ VERBS = (
 SUMMARY = "Two-stage backup: disk to disk, a gate on proof, then tape and object stores."
 
 
-ACTS = frozenset(
-    (
-        "init, backup, verify, copy, expire, forget, deploy, support, gate retry, gate approve, restore files, restore store, "
-        "restore group, hold add, hold remove, cluster move, cluster install-agent, media inventory, media label, "
-        "media erase, media retire, media move, media import, media export, media adopt, media enable, selection fix, "
-        "selection adopt, catalog rebuild, catalog accept, catalog move, server start, server stop"
-    ).split(", ")
-)
+# fmt: off
+ACTS = frozenset((
+    "init", "backup", "verify", "copy", "expire", "forget", "deploy", "support", "gate retry", "gate approve",
+    "restore files", "restore store", "restore group", "hold add", "hold remove", "selection fix", "selection adopt",
+    "cluster move", "cluster install-agent", "media inventory", "media label", "media erase", "media retire",
+    "media move", "media import", "media export", "media adopt", "media enable", "catalog rebuild", "catalog accept",
+    "catalog move", "server start", "server stop",
+))
+# fmt: on
 """The verbs that do something: whether it was done is their exit code, shown or not. The others only show."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
@@ -21,7 +21,7 @@ from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import ClusterError, IntegrityError, NotOwner
 from nightferry.model.names import parse_run
 from nightferry.model.records import ApprovalRecord, SealRecord
-from nightferry.transfer.durable import create_file, sync_folder
+from nightferry.transfer.durable import DRAFT_PREFIX, create_file, remove_dead_drafts, sync_folder
 
 FOLDER = ".nightferry"
 TOKENS_KEPT = 8
@@ -179,6 +179,28 @@ class BackDisk:
             if path.name.startswith("approval.") and path.suffix == ".json"
         ]
         return sorted(found, key=lambda approval: approval.at)
+
+    @_leased
+    def clear(self, expired: Collection[str]) -> None:
+        """Removes the seals and approvals of runs that have expired, and what writers that died left unfinished.
+
+        Raises:
+            ClusterError: the disk is away, or cannot be written.
+        """
+        self._require_disk()
+        with self._written():
+            for folder in _entries(self.folder / "seals"):
+                if folder.is_symlink() or not folder.is_dir():
+                    continue
+                if folder.name not in expired:
+                    remove_dead_drafts(folder)
+                    continue
+                for path in _entries(folder):
+                    if _SEAL.fullmatch(path.name) or path.name.startswith(("approval.", DRAFT_PREFIX)):
+                        path.unlink(missing_ok=True)
+                if not _entries(folder):
+                    folder.rmdir()
+            remove_dead_drafts(self.folder)
 
     def _require_disk(self) -> None:
         if not self.path.is_dir():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 from xml.sax.saxutils import quoteattr
 
@@ -15,6 +13,7 @@ from nightferry.cluster.crm import MARK, Action, Status, read_actions, read_stat
 from nightferry.cluster.run import CLEAN_ENVIRONMENT, Finished, run_program
 from nightferry.errors import ClusterError
 from nightferry.progress import Cancel
+from nightferry.transfer.temporary import temporary_folder
 
 ANSWER_S = 20.0
 """No tool takes longer to answer, unless the cluster hangs."""
@@ -112,8 +111,8 @@ class CrmTools:
             cib: Its configuration and state.
             change: Is given tools that work on a copy of that.
         """
-        with tempfile.TemporaryDirectory(prefix="nightferry-plan-") as folder:
-            path = Path(folder) / "cib.xml"
+        with temporary_folder("plan") as folder:
+            path = folder / "cib.xml"
             path.write_bytes(cib)
             change(CrmTools({**self._env, "CIB_file": str(path)}, self._cancel))
             return read_actions(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -146,7 +146,7 @@ class BucketStorage:
                         hint="give the key the right s3:DeleteObject",
                     )
 
-    def tidy(self, folder: str, before: float) -> None:
+    def tidy(self, folder: str) -> None:
         """An object is there whole or not at all: nothing is ever left unfinished."""
 
     @contextmanager
@@ -157,6 +157,17 @@ class BucketStorage:
     def add_log(self, run: str, image: str, text: str) -> None:
         """``logs/<run>/<image>.log``: an object cannot be added to."""
         self.replace(f"logs/{run}/{image}.log", text.encode())
+
+    def drop_logs(self, runs: Collection[str]) -> None:
+        with self._errors("list"):
+            paths = [path for path, _ in self.bucket.objects("logs")]
+        of_runs: dict[str, list[str]] = {}
+        for path in paths:
+            run, _, name = path.removeprefix("logs/").partition("/")
+            if run in runs:
+                of_runs.setdefault(f"logs/{run}", []).append(name)
+        for folder, names in of_runs.items():
+            self.remove(folder, names)
 
     def contents(self) -> list[str]:
         """What lies below the URL: names of folders and objects, at least one when there is any."""

@@ -34,6 +34,7 @@ from nightferry.model.records import (
     FreedRecord,
     ImageRecord,
 )
+from nightferry.ops.leftovers import forget_expired
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.outlook import (
     LEFTOVER_AGE,
@@ -186,7 +187,7 @@ def expire(
         done.cartridges += _make_scratch(opened, name)
     _remember_gone(opened, done)
     opened.catalog.refresh()
-    opened.catalog.drop_indexes(i.image for i in opened.catalog.images() if opened.catalog.expired(i.image))
+    forget_expired(opened)
     _clear(opened, outlook.leftovers, done, cancel)
     order = {row.copy.subject: number for number, row in enumerate(outlook.copies)}
     done.copies.sort(key=lambda row: order[row.copy.subject])

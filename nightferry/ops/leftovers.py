@@ -18,7 +18,8 @@ from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import DAMAGED, remove_staged, side_path
 from nightferry.ops.stage import adopt, is_safe
 from nightferry.progress import QUIET
-from nightferry.transfer.durable import DRAFT_PREFIX, is_draft
+from nightferry.transfer.durable import remove_dead_drafts
+from nightferry.transfer.temporary import clear_dead_folders
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,10 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
       is never continued, it is a backup of that night.
     """
     _clear_scratch(opened, back_group)
+    opened.disk(back_group).clear(expired_runs(opened))
     disk = Path(opened.site.back_group(back_group).path)
-    for draft in _drafts(opened, disk):
-        draft.unlink(missing_ok=True)
+    for folder in _store_folders(opened, disk):
+        remove_dead_drafts(folder)
     for path in _staged_files(disk):
         image, ending = _split(path.name)
         tar = path.with_name(f"{image}.tar")
@@ -54,6 +56,32 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
             remove_staged(tar)
         elif opened.catalog.latest(ImageRecord, image) is None and side_path(tar, "meta.json").exists():
             adopt(opened, tar, QUIET)
+
+
+def clear_killed(opened: OpenSite, back_group: str) -> None:
+    """Removes what killed processes left in the catalog and in the temporary directory of this node."""
+    opened.catalog.tidy()
+    opened.leases(back_group).clear()
+    clear_dead_folders()
+
+
+def forget_expired(opened: OpenSite) -> None:
+    """Gives back the room that the catalog needs for expired images: their indexes, and the logs of their runs."""
+    opened.catalog.drop_indexes(i.image for i in opened.catalog.images() if opened.catalog.expired(i.image))
+    opened.catalog.drop_logs(expired_runs(opened))
+
+
+def expired_runs(opened: OpenSite) -> set[str]:
+    """The runs of which the retention has taken every image; never the newest run of a BACK group."""
+    images: dict[str, list[str]] = {}
+    for image in opened.catalog.images():
+        images.setdefault(image.run, []).append(image.image)
+    gone = {run for run, names in images.items() if all(map(opened.catalog.expired, names))}
+    runs = opened.catalog.runs()
+    newest = {
+        group: next(r.run for r in runs if r.back_group == group) for group in {r.back_group for r in runs}
+    }
+    return gone - set(newest.values())
 
 
 def _is_outdated(opened: OpenSite, image: str) -> bool:
@@ -86,14 +114,11 @@ def _is_in_use(path: Path) -> bool:
     return False
 
 
-def _drafts(opened: OpenSite, disk: Path) -> Iterator[Path]:
-    """Drafts of side files, in the folders of stores that we know."""
+def _store_folders(opened: OpenSite, disk: Path) -> list[Path]:
+    """The staging folders of the stores that we know."""
     stores = {(ref.group.name, ref.store.name) for ref in opened.site.stores}
     stores |= {(image.group, image.store) for image in opened.catalog.images()}
-    for group, store in sorted(stores):
-        for path in (disk / group / store).glob(f"{DRAFT_PREFIX}*"):
-            if is_draft(path.name) and path.is_file() and not path.is_symlink():
-                yield path
+    return [disk / group / store for group, store in sorted(stores)]
 
 
 def _staged_files(disk: Path) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from nightferry.catalog.locks import RunLock
 from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
-from nightferry.ops.leftovers import clear_leftovers
+from nightferry.ops.leftovers import clear_killed, clear_leftovers, forget_expired
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.plan.window import night_start, run_name, window_of
 from nightferry.progress import Cancel, Progress
@@ -230,6 +230,8 @@ def begin_run(
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     opened.catalog.refresh()
     opened.mark()
+    clear_killed(opened, back_group)
+    forget_expired(opened)
     if opened.sees(back_group):
         clear_leftovers(opened, back_group)
     wanted = _selection(opened, back_group, groups, stores)

@@ -3,14 +3,18 @@
 A name comes into being in two ways: ``create_file`` never replaces (the name is claimed with a hard link, so
 of several writers exactly one gets it), ``replace_file`` always does (the rename swaps whole contents). Both
 make the content durable before the name, and the name durable before they return. A crash may leave a draft,
-whose name begins with ``DRAFT_PREFIX``.
+whose name begins with ``DRAFT_PREFIX``. A draft is locked while its writer lives, so that nobody takes it for one
+that was left.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 DRAFT_PREFIX = ".tmp-"
@@ -20,12 +24,8 @@ FILE_MODE = 0o600
 
 def replace_file(path: Path, data: bytes) -> None:
     """Puts ``data`` in the place of ``path``: readers see the old content or the new, after a crash too."""
-    draft = _draft(path.parent, data)
-    try:
+    with _draft(path.parent, data) as draft:
         os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
 
 
@@ -37,8 +37,7 @@ def create_file(path: Path, data: bytes) -> None:
         OSError: the folder cannot be written. When only the last step failed (making the name durable) the
             name may be there all the same; whoever reads it reads all of ``data``.
     """
-    draft = _draft(path.parent, data)
-    try:
+    with _draft(path.parent, data) as draft:
         try:
             # A link, unlike O_EXCL and then writing, gives the name to a file that is already whole.
             os.link(draft, path)
@@ -48,8 +47,6 @@ def create_file(path: Path, data: bytes) -> None:
             if os.stat(draft).st_nlink < 2:
                 raise
         sync_folder(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def is_draft(name: str) -> bool:
@@ -85,17 +82,61 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def _draft(folder: Path, data: bytes) -> Path:
-    """A new file with ``data`` in it, durable, under a name that no reader takes for anything."""
-    draft = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+def remove_dead_drafts(folder: Path) -> None:
+    """Removes the drafts whose writers died; a folder that is not there has none.
+
+    Raises:
+        OSError: the folder cannot be read, or written.
+    """
     try:
-        try:
-            write_all(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except BaseException:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    for path in (folder / name for name in names if is_draft(name)):
+        if path.is_file() and not path.is_symlink():
+            with contextlib.suppress(FileNotFoundError):
+                _remove_if_dead(path)
+
+
+def _remove_if_dead(draft: Path) -> None:
+    fd = os.open(draft, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if _lock(fd):
+            os.unlink(draft)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _draft(folder: Path, data: bytes) -> Iterator[Path]:
+    """A new file with ``data`` in it, durable, under a name that no reader takes for anything; gone after the block."""
+    draft, fd = _new_draft(folder)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+        yield draft
+    finally:
+        # Still locked: nobody else removes it meanwhile.
         draft.unlink(missing_ok=True)
-        raise
-    return draft
+        os.close(fd)
+
+
+def _new_draft(folder: Path) -> tuple[Path, int]:
+    while True:
+        draft = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        # Before it is locked, somebody who clears may take it for one that was left: then another is made.
+        if _lock(fd) is not False and os.fstat(fd).st_nlink:
+            return draft, fd
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool | None:
+    """Whether the file is locked now; false when another has it, None on a file system without locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -47,6 +47,7 @@ ABANDONED = re.compile(
     r"|write .*tape$|re(?:name|place) .*objects.*(data|meta.json)|freed|unlink .*/back/SG.*L#.(tar|chunks)$"
 )
 """What is worth killing when nobody reruns the night."""
+UNFINISHED = re.compile(r"^\.tmp-|\.(draft|partial)$")
 DAY = timedelta(days=1)
 
 
@@ -258,6 +259,7 @@ class Sweep:
         problems += [f"left on staging: {name}" for name in there - known]
         problems += [f"not on staging: {name}" for name in known - there]
         problems += [f"left in scratch: {p}" for p in self.site.disk.glob(".nightferry/scratch/*")]
+        problems += [f"left: {p}" for p in self.site.home.rglob("*") if UNFINISHED.search(p.name)]
         return problems
 
 

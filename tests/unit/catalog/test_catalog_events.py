@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import subprocess
@@ -294,19 +295,21 @@ def test_a_folder_that_lost_events_is_not_written_to(tmp_path: Path) -> None:
         here.append("run", "x", "result", {})
 
 
-def test_leftovers_of_crashed_writers_are_ignored_and_removed_after_a_day(tmp_path: Path) -> None:
+def test_drafts_are_ignored_and_removed_once_their_writers_are_dead(tmp_path: Path) -> None:
     here = log(tmp_path)
     add(here, 1)
-    old, young = (
+    dead, living = (
         tmp_path / "events" / ".tmp-9-0123456789abcdef",
         tmp_path / "events" / ".tmp-9-fedcba9876543210",
     )
-    for path, age in ((old, 86401), (young, 86399)):
-        path.write_bytes(b"{")
-        os.utime(path, (AT.timestamp() - age,) * 2)
+    dead.write_bytes(b"{")
     assert len(log(tmp_path).rows()) == 1
-    here.compact()
-    assert names(tmp_path / "events") == [young.name]
+    with living.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        here.storage.tidy("events")
+        assert names(tmp_path / "events") == [living.name, "000000000001.json"]
+    here.storage.tidy("events")
+    assert names(tmp_path / "events") == ["000000000001.json"]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
