@@ -21,7 +21,7 @@ from nightferry.model.findings import Finding
 from nightferry.model.names import choose
 from nightferry.model.nodes import NodeSpec
 from nightferry.progress import Cancel
-from nightferry.transfer.durable import replace_file
+from nightferry.transfer.durable import remove_dead_drafts, replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,7 @@ class LocalCluster:
 
     def _write(self, state: _State) -> None:
         try:
+            remove_dead_drafts(self._path.parent)
             replace_file(self._path, state.dump())
         except OSError as error:
             raise MoveFailed(

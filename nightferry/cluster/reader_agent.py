@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nightferry.errors import Cancelled, ClusterError, GroupStopping
 from nightferry.progress import Cancel
-from nightferry.transfer.durable import replace_file
+from nightferry.transfer.durable import remove_dead_drafts, replace_file
 
 AGENT = "nightferry-reader"
 AGENT_PATH = Path(__file__).with_name("ocf") / AGENT
@@ -41,6 +41,7 @@ def install_agent(agents: Path = OCF_AGENTS) -> Path:
     path = agents / PROVIDER / AGENT
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        remove_dead_drafts(path.parent)
         replace_file(path, AGENT_PATH.read_bytes())
         path.chmod(0o755)
     except OSError as error:

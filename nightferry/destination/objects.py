@@ -13,7 +13,7 @@ from typing import Protocol
 from nightferry.destination.durable import FreshFile
 from nightferry.destination.failure import os_errors
 from nightferry.errors import MediumDamaged, Unavailable
-from nightferry.transfer.durable import FILE_MODE, create_file, sync_folder, write_all
+from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, sync_folder, write_all
 
 Pieces = Iterable[bytes | memoryview]
 ReadAt = Callable[[int, int], bytes]
@@ -100,6 +100,7 @@ class FolderObjects:
         with os_errors(self._name):
             if not self._root.exists() and self._root.parent.is_dir():
                 self._root.mkdir(mode=0o700)
+            remove_dead_drafts(self._root)
 
     def exists(self, path: str) -> bool:
         with os_errors(self._name):

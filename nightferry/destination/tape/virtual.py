@@ -17,7 +17,13 @@ from nightferry.destination.tape.lock import FileLock, locked, try_lock
 from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.errors import ConfigError, DestinationError, Unavailable
 from nightferry.model.findings import Finding
-from nightferry.transfer.durable import DRAFT_PREFIX, durable_rename, replace_file, sync_folder
+from nightferry.transfer.durable import (
+    DRAFT_PREFIX,
+    durable_rename,
+    remove_dead_drafts,
+    replace_file,
+    sync_folder,
+)
 from nightferry.units import format_size
 
 _FORMAT = {"format": "nightferry-virtual-library", "version": 1}
@@ -332,4 +338,5 @@ def _write_elements(root: Path, elements: Sequence[Element]) -> None:
         "elements": {str(e.address): e.barcode for e in elements if e.address.kind != "port"},
         "homes": {str(e.address): str(e.home) for e in elements if e.home},
     }
+    remove_dead_drafts(root)
     replace_file(root / "elements.json", json.dumps(data, indent=1).encode())

@@ -21,7 +21,7 @@ from nightferry.destination.tape.drive import (
     no_waiting,
 )
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable, WriteProtected
-from nightferry.transfer.durable import replace_file, sync_folder, write_all
+from nightferry.transfer.durable import remove_dead_drafts, replace_file, sync_folder, write_all
 
 _MARKS = "marks"
 PROTECTED, WORM = "write-protected", "worm"
@@ -406,6 +406,7 @@ class VirtualDrive:
             kept = self._runs().upto(self._record)
             del self._files[self._file :]
             lines = "".join(f"{runs.render()}\n" for runs in self._files).encode()
+            remove_dead_drafts(self._cartridges / self._barcode)
             replace_file(self._cartridges / self._barcode / _MARKS, lines)
             self._marks_bytes = self._marks_room = len(lines)
             for number in range(last, self._file - 1, -1):
