@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from nightferry.destination.base import Encoding
+from nightferry.destination.base import Encoding, Measure, Span
+from nightferry.destination.copies import plain_spans
 from nightferry.destination.s3.destination import S3Destination, open_s3
 from nightferry.model.destinations import S3Settings
 from nightferry.progress import QUIET, Cancel
@@ -27,12 +28,15 @@ class Staged:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size_bytes = path.stat().st_size
+        self.size_bytes = self.most_bytes = path.stat().st_size
         self.table = Path(f"{path}.chunks").read_bytes()
 
     @property
     def side_files(self) -> Mapping[str, bytes]:
         return {"index": b"i", "chunks": self.table, "meta.json": b"{}"}
+
+    def spans(self, span_bytes: int, measure: Measure) -> Iterator[Span]:
+        return plain_spans(self.chunks, span_bytes, measure)
 
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
         number = first_chunk

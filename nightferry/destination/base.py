@@ -6,7 +6,7 @@ A destination moves bytes and side files; it never knows what an image contains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -59,6 +59,20 @@ def nobody() -> SiteMark:
     return SiteMark("", "")
 
 
+Measure = Callable[[bytes | memoryview, int], int]
+"""A checksum of what had the checksum of its second argument, and then these bytes; of nothing it is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of an image's data on its way out that can be read alone, any number of times, by any thread."""
+
+    size_bytes: int
+    checksum: int
+    """By the ``Measure`` that was handed in."""
+    opened: Callable[[], Iterator[memoryview]]
+
+
 class Outgoing(Protocol):
     """One image on its way out. Reading it checks every chunk against the chunk table first."""
 
@@ -67,6 +81,10 @@ class Outgoing(Protocol):
     @property
     def size_bytes(self) -> int:
         """Bytes of the image. ``chunks`` gives as many, unless there is an ``encoding``."""
+
+    @property
+    def most_bytes(self) -> int:
+        """What ``chunks`` gives at most: the image's bytes, or the longest that its encoding can make of them."""
 
     @property
     def digest(self) -> str:
@@ -87,6 +105,36 @@ class Outgoing(Protocol):
         Raises:
             IntegrityError: a staged chunk is not what its digest says.
         """
+
+    def spans(self, span_bytes: int, measure: Measure) -> Iterator[Span]:
+        """The same data in spans of ``span_bytes`` (whole MiB; the last may be shorter), each read once for its
+        checksum before it is handed out.
+
+        Raises:
+            IntegrityError: as ``chunks``; so do the spans.
+        """
+
+
+class Source(Protocol):
+    """Bytes that can be read again from any MiB on."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        """As ``Outgoing.chunks``."""
+
+
+@runtime_checkable
+class LargeSideFiles(Protocol):
+    """What an ``Outgoing`` can do besides whose side files need not be held in memory."""
+
+    def large_side_file(self, name: str) -> Source | None:
+        """A side file to be streamed; None: it is small enough for ``side_files``."""
+
+
+def large_side_file(outgoing: Outgoing, name: str) -> Source | None:
+    """See ``LargeSideFiles``; None where all side files are held."""
+    return outgoing.large_side_file(name) if isinstance(outgoing, LargeSideFiles) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from typing import Any
 
-from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Outgoing, Receipt, encoding_of
+from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Measure, Outgoing, Receipt, Span, encoding_of
 from nightferry.errors import ConfigError, DestinationError, IntegrityError, MediumDamaged
 from nightferry.progress import Cancel, Progress
+from nightferry.transfer.base import CHUNK_BYTES
 
 COPY = "copy.json"
 META = "meta.json"
@@ -85,11 +88,59 @@ def watched(
         done += len(chunk)
         progress.advance(outgoing.image, done)
     cancel.check()
+    _require_all(outgoing, done)
+    said["size_bytes"] = done
+
+
+def watched_spans(
+    outgoing: Outgoing,
+    said: dict[str, Any],
+    progress: Progress,
+    cancel: Cancel,
+    span_bytes: int,
+    measure: Measure,
+) -> Iterator[Span]:
+    """The same in spans, each when it has been measured.
+
+    Raises:
+        IntegrityError, Cancelled: see ``watched``.
+    """
+    done = 0
+    for span in outgoing.spans(span_bytes, measure):
+        cancel.check()
+        yield span
+        done += span.size_bytes
+        progress.advance(outgoing.image, done)
+    _require_all(outgoing, done)
+    said["size_bytes"] = done
+
+
+def plain_spans(
+    chunks: Callable[[int], Iterator[memoryview]], span_bytes: int, measure: Measure
+) -> Iterator[Span]:
+    """``Outgoing.spans`` of what is not encoded, from its ``chunks``."""
+    first = done = checksum = 0
+    for number, chunk in enumerate(chunks(0), 1):
+        checksum = measure(chunk, checksum)
+        done += len(chunk)
+        if done >= span_bytes:
+            yield Span(done, checksum, partial(_range_of, chunks, first, done))
+            first, done, checksum = number, 0, 0
+    if done or not first:
+        yield Span(done, checksum, partial(_range_of, chunks, first, done))
+
+
+def _range_of(
+    chunks: Callable[[int], Iterator[memoryview]], first: int, size_bytes: int
+) -> Iterator[memoryview]:
+    return islice(chunks(first), -(-size_bytes // CHUNK_BYTES))
+
+
+def _require_all(outgoing: Outgoing, done: int) -> None:
     if not outgoing.encoding and done != outgoing.size_bytes:
         raise IntegrityError(
             f"{outgoing.image} has {done} bytes on staging, {outgoing.size_bytes} were recorded"
         )
-    said["size_bytes"] = done
 
 
 def safe_name(name: str) -> str:

@@ -16,6 +16,7 @@ from nightferry.destination.base import (
     Outgoing,
     Receipt,
     SiteMark,
+    large_side_file,
     nobody,
 )
 from nightferry.destination.copies import (
@@ -214,7 +215,7 @@ class FsspecDestination:
         said = about(image, epoch, outgoing)
         pieces = watched(outgoing, said, progress, cancel)
         files: dict[str, Pieces] = {DATA_NAMES[outgoing.encoding]: pieces, COPY: _as_json(said)}
-        files |= {name: [outgoing.side_files[name]] for name in SIDE_FILES if name != META}
+        files |= {name: _side_pieces(outgoing, name) for name in SIDE_FILES if name != META}
         try:
             self._objects.write(f"{folder}/{ORIGIN}", [render_origin(mark, image, epoch)])
             self._objects.publish(folder, epoch, files, (META, outgoing.side_files[META]))
@@ -390,6 +391,11 @@ class FsspecDestination:
 
     def close(self) -> None:
         self._objects.close()
+
+
+def _side_pieces(outgoing: Outgoing, name: str) -> Pieces:
+    source = large_side_file(outgoing, name)
+    return [outgoing.side_files[name]] if source is None else source.chunks()
 
 
 def _as_json(about: Mapping[str, Any]) -> Iterator[bytes]:

@@ -110,6 +110,20 @@ def encode(
     yield _seek_table(table)
 
 
+def encoded_bound(plain_bytes: int) -> int:
+    """The most bytes that ``encode`` can make of so many, whatever they are."""
+    frames = -(-plain_bytes // FRAME_BYTES)
+    return frames * (_MOST_ENCODED + _ENTRY.size) + _HEAD.size + _FOOTER.size
+
+
+def frames_again(pieces: Iterable[bytes | memoryview], level: int) -> Iterator[bytes]:
+    """The frames that ``encode`` makes of the same bytes, one after the other in the caller's own thread; without
+    the seek table. ``pieces`` begin where a frame does."""
+    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+    for plain in _in_frames(pieces):
+        yield compressor.compress(plain)
+
+
 def _in_frames(pieces: Iterable[bytes | memoryview]) -> Iterator[bytearray]:
     """Copies of 4 MiB each, the last one shorter."""
     held = bytearray()

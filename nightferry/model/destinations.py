@@ -23,7 +23,7 @@ from nightferry.model.fields import (
     Url,
     Words,
 )
-from nightferry.units import GIB, KIB, MIB
+from nightferry.units import GIB, KIB, MIB, TIB
 
 _COMPRESSION = re.compile(r"zstd(:([1-9]|1[0-9]))?")
 _ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
@@ -258,6 +258,8 @@ class S3Settings(_DestinationBase, S3Access):
     url: Url
     max_parts: Annotated[int, Field(strict=True, ge=100, le=10_000)] = 10_000
     """Parts of one upload that the provider takes; some take 1,000."""
+    max_object: Annotated[Size, Field(ge=100 * MIB)] = 5 * TIB
+    """The largest image that the provider takes as one object; some take 48 TiB."""
     storage_class: Annotated[str, Field(pattern=r"[A-Z0-9_]+")] | None = None
     """Of the images' data, in the provider's words; the small files beside it stay in the bucket's own."""
     lock: Lock | None = None

@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, cast
 
-from nightferry.destination.base import DATA_NAMES, Encoding, Outgoing, encoding_of
+from nightferry.destination.base import (
+    DATA_NAMES,
+    Encoding,
+    Measure,
+    Outgoing,
+    Source,
+    Span,
+    encoding_of,
+    large_side_file,
+)
 from nightferry.errors import ConfigError, DestinationError
-from nightferry.image.frames import FramedReader, encode, shrinks
+from nightferry.image.frames import FRAME_BYTES, FramedReader, encode, encoded_bound, frames_again, shrinks
 from nightferry.model.destinations import S3Settings
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
@@ -47,6 +59,10 @@ class _Passed:
         return self._outgoing.size_bytes
 
     @property
+    def most_bytes(self) -> int:
+        return self._outgoing.most_bytes
+
+    @property
     def digest(self) -> str:
         return self._outgoing.digest
 
@@ -57,6 +73,9 @@ class _Passed:
     @property
     def side_files(self) -> Mapping[str, bytes]:
         return self._outgoing.side_files
+
+    def large_side_file(self, name: str) -> Source | None:
+        return large_side_file(self._outgoing, name)
 
 
 class EncodedOutgoing(_Passed):
@@ -83,8 +102,14 @@ class EncodedOutgoing(_Passed):
         return "zstd"
 
     @property
+    def most_bytes(self) -> int:
+        return encoded_bound(self.size_bytes)
+
+    @property
     def side_files(self) -> Mapping[str, bytes]:
-        return {**self._outgoing.side_files, "meta.json": self._meta}
+        return ChainMap(
+            {"meta.json": self._meta}, cast("MutableMapping[str, bytes]", self._outgoing.side_files)
+        )
 
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
         """The ``.zst`` file in pieces of 1 MiB. It is encoded from its start whatever the first one asked for:
@@ -101,6 +126,43 @@ class EncodedOutgoing(_Passed):
             yield from _cut(bytes(memoryview(held)[:whole]))
             del held[:whole]
         yield from _cut(bytes(held))
+
+    def spans(self, span_bytes: int, measure: Measure) -> Iterator[Span]:
+        """See ``Outgoing.spans``. A span is encoded again, from the frame it begins in, each time it is read: the
+        same bytes and level always give the same frames."""
+        frames = -(-self.size_bytes // FRAME_BYTES)
+        table = bytearray()
+        first = skip = done = checksum = 0
+        for number, piece in enumerate(encode(self._outgoing.chunks(), self._level, proved=self._proved)):
+            if number == frames:
+                table += piece
+            rest = memoryview(piece)
+            while rest:
+                step = rest[: span_bytes - done]
+                checksum = measure(step, checksum)
+                done += len(step)
+                rest = rest[len(step) :]
+                if done == span_bytes:
+                    yield Span(done, checksum, partial(self._again, first, skip, done, table))
+                    first, skip, done, checksum = number, len(piece) - len(rest), 0, 0
+        if done:
+            yield Span(done, checksum, partial(self._again, first, skip, done, table))
+
+    def _again(self, frame: int, skip: int, left: int, table: bytearray) -> Iterator[memoryview]:
+        """``left`` bytes of the ``.zst`` file, from ``skip`` bytes behind a frame's beginning on."""
+        for piece in self._from_frame(frame, table):
+            rest = memoryview(piece)[skip : skip + left]
+            skip = 0
+            left -= len(rest)
+            yield from _cut(rest)
+            if not left:
+                return
+
+    def _from_frame(self, frame: int, table: bytearray) -> Iterator[bytes | bytearray]:
+        start = frame * FRAME_BYTES
+        if start < self.size_bytes:
+            yield from frames_again(self._outgoing.chunks(start // CHUNK_BYTES), self._level)
+        yield table
 
 
 class _Meta(ImageRecord):
@@ -120,7 +182,7 @@ def image_of(meta: bytes) -> ImageRecord:
     return ImageRecord(**said.model_dump(include=set(ImageRecord.model_fields)))
 
 
-def _cut(data: bytes) -> Iterator[memoryview]:
+def _cut(data: bytes | memoryview) -> Iterator[memoryview]:
     for start in range(0, len(data), CHUNK_BYTES):
         yield memoryview(data)[start : start + CHUNK_BYTES]
 
@@ -137,6 +199,16 @@ class PacedOutgoing(_Passed):
         for chunk in self._outgoing.chunks(first_chunk):
             self._throttle.take(len(chunk), self._cancel)
             yield chunk
+
+    def spans(self, span_bytes: int, measure: Measure) -> Iterator[Span]:
+        """See ``Outgoing.spans``. What counts is what leaves, not what is read to be measured."""
+        for span in self._outgoing.spans(span_bytes, measure):
+            yield replace(span, opened=partial(self._paced, span.opened))
+
+    def _paced(self, opened: Callable[[], Iterator[memoryview]]) -> Iterator[memoryview]:
+        for piece in opened():
+            self._throttle.take(len(piece), self._cancel)
+            yield piece
 
 
 def encoded(opened: OpenSite, outgoing: Sampled, destination: str) -> Outgoing:

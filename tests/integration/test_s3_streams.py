@@ -45,7 +45,7 @@ part = memoryview(bytes(range(256)) * (MIB // 256))
 class Long:
     digest, encoding = "d1", ""
     side_files = {"index": b"i", "chunks": b"c", "meta.json": b"{}"}
-    size_bytes = size
+    size_bytes = most_bytes = size
     def __init__(self, number):
         self.image = f"i{number}"
     def chunks(self, first_chunk=0):

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from nightferry.destination.base import Destination, Encoding, Outgoing, Receipt, SiteMark
+from nightferry.destination.base import (
+    Destination,
+    Encoding,
+    Measure,
+    Outgoing,
+    Receipt,
+    SiteMark,
+    Span,
+)
+from nightferry.destination.copies import plain_spans
 from nightferry.progress import QUIET, Cancel, Progress
 
 MIB = 1 << 20
@@ -46,6 +55,13 @@ class PlainImage:
     @property
     def size_bytes(self) -> int:
         return len(self.data)
+
+    @property
+    def most_bytes(self) -> int:
+        return len(self.data)
+
+    def spans(self, span_bytes: int, measure: Measure) -> Iterator[Span]:
+        return plain_spans(self.chunks, span_bytes, measure)
 
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
         for number, at in enumerate(range(first_chunk * MIB, len(self.data), MIB), first_chunk):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError, IncompleteReadError
 
+from nightferry.destination.base import Span
 from nightferry.destination.leftovers import Entry
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.client import Connection
@@ -21,6 +22,7 @@ from nightferry.destination.s3.failure import (
     EXPIRED,
     FAULTS,
     Forbidden,
+    NotSupported,
     as_destination_error,
     code_of,
     is_expired,
@@ -318,27 +320,44 @@ class Bucket:
                 raise as_destination_error(error, self.name, f"get {key}") from error
 
     def send_part(
-        self,
-        key: str,
-        upload_id: str,
-        number: int,
-        opened: Callable[[], Streamed],
-        size_bytes: int,
-        cancel: Cancel,
-    ) -> tuple[str, int]:
-        """Sends a part from a stream that every try opens anew; returns its ETag and CRC."""
+        self, key: str, upload_id: str, number: int, span: Span, proved: Mapping[str, str], cancel: Cancel
+    ) -> str | None:
+        """Sends a part from a source that every try reads again.
 
-        def request(client: Any) -> tuple[str, int]:
-            body = opened()
-            answer = client.upload_part(
-                Bucket=self.bucket,
-                Key=key,
-                UploadId=upload_id,
-                PartNumber=number,
-                Body=body,
-                ContentLength=size_bytes,
-            )
-            return str(answer["ETag"]), body.crc
+        Args:
+            key: The object's.
+            upload_id: Its upload.
+            number: The part's.
+            span: Its bytes.
+            proved: Its checksum, as the request says it.
+            cancel: Seen between two tries.
+
+        Returns:
+            Its ETag; None when there is no such upload any more.
+
+        Raises:
+            NightferryError: what the source raised.
+        """
+
+        def request(client: Any) -> str | None:
+            body = Streamed(span)
+            try:
+                answer = client.upload_part(
+                    Bucket=self.bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    PartNumber=number,
+                    Body=body,
+                    ContentLength=span.size_bytes,
+                    **proved,
+                )
+            except FAULTS as error:
+                if body.error is not None:
+                    raise body.error from None
+                if code_of(error) == "NoSuchUpload":
+                    return None
+                raise
+            return str(answer["ETag"])
 
         try:
             return self._backoff.run(lambda: self._asked(request), cancel)
@@ -438,7 +457,7 @@ class Bucket:
         """A listing page by page, each through the back-off, to its end.
 
         Raises:
-            Forbidden: the answer has a status of ``unless``.
+            NotSupported: the answer has a status of ``unless``.
             ListingCut: it is not all of the listing, whatever it says.
         """
         where: dict[str, Any] = {} if prefix is None else {"Prefix": prefix}
@@ -447,7 +466,7 @@ class Bucket:
         while marks is not None:
             page = self.call(verb, unless=unless, **where, **params, **marks)
             if page is None:
-                raise Forbidden(f"{self.name}: {verb} is not known there", subject=self.name)
+                raise NotSupported(f"{self.name}: {verb} is not known there", subject=self.name)
             marks = listing.following(page)
             yield page
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
@@ -20,6 +21,7 @@ from nightferry.destination.base import (
     Outgoing,
     Receipt,
     SiteMark,
+    large_side_file,
     nobody,
 )
 from nightferry.destination.copies import (
@@ -37,10 +39,12 @@ from nightferry.destination.copies import (
     misfit,
     parse_about,
     place_of,
+    plain_spans,
     receipt_of,
     safe_name,
     side_path,
     watched,
+    watched_spans,
 )
 from nightferry.destination.ours import (
     MARKER,
@@ -80,7 +84,7 @@ from nightferry.transfer.base import ByteReader
 from nightferry.units import GIB, KIB, MIB
 
 DEFAULT_LANES = 4
-_MOST_BYTES = {"index": GIB, "chunks": 256 * MIB, META: MIB, COPY: 64 * KIB}
+_MOST_BYTES = {"index": 8 * GIB, "chunks": 512 * MIB, META: MIB, COPY: 64 * KIB}
 """Beyond these a side file makes no sense and is not read."""
 _MOST_CATALOG_BYTES = 4 * GIB
 _AS_EVER = Recall()
@@ -104,7 +108,7 @@ def open_s3(
     """
     connection = connect(settings, read_timeout_s=read_timeout_s)
     bucket = Bucket(settings.name, connection, backoff_of(connection.endpoint, clock))
-    uploader = Uploader(bucket, most_parts=settings.max_parts)
+    uploader = Uploader(bucket, most_parts=settings.max_parts, object_bytes=settings.max_object)
     return S3Destination(
         bucket,
         uploader,
@@ -205,6 +209,7 @@ class S3Destination:
         image = safe_name(outgoing.image)
         folder, mark = f"images/{image}", self._mark()
         able = self._require_able(progress)
+        self._uploader.require_room(outgoing.size_bytes, outgoing.most_bytes)
         began = self._clock.now()
         origin = render_origin(mark, image, epoch)
         try:
@@ -227,7 +232,7 @@ class S3Destination:
             stored = self._put_data(outgoing, said, f"{folder}/{data_name(said)}", able, progress, cancel)
             for name in SIDE_FILES:
                 if name != META:
-                    self._write(f"{folder}/{name}", outgoing.side_files[name], cancel)
+                    self._put_side(outgoing, name, able, cancel)
             if stored.verified:
                 said[CRC] = crc_text(stored.crc)
             self._write(f"{folder}/{COPY}", json.dumps(said).encode(), cancel)
@@ -296,11 +301,31 @@ class S3Destination:
             path,
             watched(outgoing, said, progress, cancel),
             None if outgoing.encoding else outgoing.size_bytes,
-            again=outgoing.chunks,
+            most_bytes=outgoing.most_bytes,
+            spans=partial(watched_spans, outgoing, said, progress, cancel),
             digest=outgoing.digest,
             able=able,
             cancel=cancel,
             extra=extra,
+        )
+
+    def _put_side(self, outgoing: Outgoing, name: str, able: Abilities, cancel: Cancel) -> None:
+        """A side file, written over if it is there: in parts when it is large."""
+        path = f"images/{outgoing.image}/{name}"
+        source = large_side_file(outgoing, name)
+        if source is None:
+            self._write(path, outgoing.side_files[name], cancel)
+            return
+        self._uploader.store(
+            path,
+            source.chunks(),
+            source.size_bytes,
+            most_bytes=source.size_bytes,
+            spans=partial(plain_spans, source.chunks),
+            digest=outgoing.digest,
+            able=replace(able, conditions=False),
+            cancel=cancel,
+            extra=self._locked(),
         )
 
     def _there(

@@ -21,7 +21,7 @@ from nightferry.destination.ours import (
     parse_origin,
 )
 from nightferry.destination.s3.bucket import Bucket, Upload, Version
-from nightferry.destination.s3.failure import Forbidden
+from nightferry.destination.s3.failure import Forbidden, NotSupported
 from nightferry.destination.s3.probe import SCRATCH
 from nightferry.errors import MediumDamaged, NotInThisRelease, NotOurs, NotRemoved, Retained
 
@@ -213,7 +213,11 @@ def leftovers(
 
 
 def _uploads(bucket: Bucket, before: datetime, mark: SiteMark) -> Iterator[Leftover]:
-    for upload in (*bucket.uploads("images/"), *bucket.uploads(SCRATCH)):
+    try:
+        uploads = [*bucket.uploads("images/"), *bucket.uploads(SCRATCH)]
+    except NotSupported:
+        return  # `check` says that there the bucket's own rule must end them
+    for upload in uploads:
         if upload.initiated >= before:
             continue
         parts = list(bucket.parts(upload))

@@ -69,6 +69,12 @@ class Forbidden(DestinationError):
     default_hint = _HINTS["AccessDenied"]
 
 
+class NotSupported(Forbidden):
+    """The store does not know such a request."""
+
+    default_hint = "`nightferry check` says what is done without"
+
+
 def status_of(error: BaseException) -> int:
     """The HTTP status of a refusal; 0 when there was no answer."""
     return int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from awscrt import checksums
 
+from nightferry.destination.base import Span
 from nightferry.errors import DestinationError, IntegrityError
 from nightferry.progress import Cancel
 from nightferry.units import MIB
@@ -20,36 +21,29 @@ SMALLEST_PART, LARGEST_PART = 5 * MIB, 5 << 30
 MOST_PARTS = 10_000
 MEMORY_BYTES = 96 * MIB
 """All part buffers of a destination together, however large the images and however many go up at once."""
+IN_FLIGHT = 4
+"""Parts under way at once at least. Where the memory does not hold so many they are streamed, and each takes so small
+a share of it, for reading and encoding."""
 
 
-def part_sizes(
-    length: int | None, *, most_parts: int = MOST_PARTS, part_bytes: int = PART_BYTES
-) -> Iterator[int]:
-    """The size of each part in turn, in whole MiB, at most ``most_parts`` of them.
+def part_size(most_bytes: int, *, most_parts: int = MOST_PARTS, part_bytes: int = PART_BYTES) -> int:
+    """The size of every part but the last, in whole MiB, so that ``most_parts`` of them hold ``most_bytes``.
 
     Args:
-        length: Bytes to come; None when nobody knows: the parts then double every eighth of the way, to
-            ``MEMORY_BYTES``, so that a short stream has small parts and a long one fits all the same.
+        most_bytes: Bytes to come at most.
         most_parts: The provider's limit.
         part_bytes: The smallest part.
 
     Raises:
-        DestinationError: ``length`` does not fit into an object.
+        DestinationError: they do not fit into an object.
     """
-    if length is not None:
-        size = max(part_bytes, _whole_mib(length, most_parts))
-        if size > LARGEST_PART:
-            raise DestinationError(
-                f"{length} bytes are more than one object can hold", hint="shard the store"
-            )
-        for _ in range(most_parts):
-            yield size
-        return
-    size = part_bytes
-    for number in range(1, most_parts + 1):
-        yield size
-        if number % max(1, most_parts // 8) == 0:
-            size = min(2 * size, max(MEMORY_BYTES, part_bytes))
+    size = max(part_bytes, _whole_mib(most_bytes, most_parts))
+    if size > LARGEST_PART:
+        raise DestinationError(
+            f"{most_bytes} bytes are more than one object of {most_parts} parts can hold",
+            hint="shard the store",
+        )
+    return size
 
 
 class Memory:
@@ -82,6 +76,27 @@ class Memory:
         with self._turn:
             free = self._taken + count <= self.size_bytes
             return self._buffer(count) if free or owed else None
+
+    def reserve(self, count: int, cancel: Cancel) -> None:
+        """Waits until ``count`` bytes are free and counts them as taken; who reserves brings its own buffers.
+
+        Raises:
+            Cancelled: a stop was asked for meanwhile.
+        """
+        with self._turn:
+            while self._taken + count > self.size_bytes:
+                cancel.check()
+                self._turn.wait(0.2)
+            self._taken += count
+            self.most_taken = max(self.most_taken, self._taken)
+            while self._kept and self._taken + self._kept_bytes() > self.size_bytes:
+                self._kept.pop(0)
+
+    def release(self, count: int) -> None:
+        """Gives back what was reserved."""
+        with self._turn:
+            self._taken -= count
+            self._turn.notify_all()
 
     def give(self, buffer: bytearray, count: int) -> None:
         """Gives back what was taken as ``count`` bytes; one that was cut shorter is not kept."""
@@ -117,6 +132,29 @@ class Part:
     def drop(self) -> None:
         buffer, self.data = self.data, bytearray()
         self.memory.give(buffer, self.reserved)
+
+
+@dataclass(slots=True)
+class StreamedPart:
+    """A part that is read from its source each time it is sent; ``drop`` it when it has been."""
+
+    number: int
+    span: Span
+    memory: Memory
+    reserved: int
+
+    def drop(self) -> None:
+        count, self.reserved = self.reserved, 0
+        self.memory.release(count)
+
+
+def streamed(spans: Iterator[Span], memory: Memory, cancel: Cancel) -> Iterator[StreamedPart]:
+    """Parts that are not held: ``IN_FLIGHT`` of them are under way at once, whatever their size. Whoever gets a part
+    drops it."""
+    share = memory.size_bytes // IN_FLIGHT
+    for number, span in enumerate(spans, 1):
+        memory.reserve(share, cancel)
+        yield StreamedPart(number, span, memory, share)
 
 
 def cut(
@@ -174,24 +212,38 @@ def _more(rest: memoryview | None, pieces: Iterator[memoryview]) -> bool:
 
 
 class Streamed(io.RawIOBase):
-    """A part too large for memory, as the file that boto3 reads it from; its CRC is known at its end."""
+    """A span as the file that boto3 sends a part from; proved to be what was measured before its last byte leaves.
 
-    def __init__(self, pieces: Iterator[memoryview], size_bytes: int) -> None:
+    Args:
+        span: Measured by ``crc64``.
+    """
+
+    def __init__(self, span: Span) -> None:
         super().__init__()
-        self.crc = 0
+        self.error: Exception | None = None
+        """What the source raised; to boto3 and those below it everything is a broken connection."""
+        self._crc = span.checksum
+        self._found = 0
         self._position = 0
-        self._pieces = pieces
-        self._left = size_bytes
+        self._pieces = span.opened()
+        self._left = span.size_bytes
         self._rest = memoryview(b"")
 
     def read(self, count: int = -1) -> bytes:
         """Up to ``count`` bytes, none at the part's end.
 
         Raises:
-            IntegrityError: the stream ended before.
+            IntegrityError: the source gives other bytes than those that were measured.
         """
         if not self._left:
             return b""
+        try:
+            return self._read(count)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _read(self, count: int) -> bytes:
         if not self._rest:
             following = next(self._pieces, None)
             if following is None:
@@ -201,7 +253,11 @@ class Streamed(io.RawIOBase):
         data, self._rest = bytes(self._rest[:wanted]), self._rest[wanted:]
         self._left -= wanted
         self._position += wanted
-        self.crc = crc64(data, self.crc)
+        self._found = crc64(data, self._found)
+        if not self._left and self._found != self._crc:
+            raise IntegrityError(
+                "what is sent is not what was read before: look at the staging disk and the memory"
+            )
         return data
 
     def readable(self) -> bool:
@@ -215,12 +271,6 @@ class Streamed(io.RawIOBase):
         if (offset, whence) != (self._position, io.SEEK_SET):
             raise io.UnsupportedOperation("a part that is streamed is read once")
         return self._position
-
-    def drain(self) -> int:
-        """Reads to the end; returns the CRC."""
-        while self.read():
-            pass
-        return self.crc
 
 
 def crc64(data: bytes | bytearray | memoryview, before: int = 0) -> int:

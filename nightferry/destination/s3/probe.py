@@ -55,6 +55,7 @@ class Abilities:
 
 
 _known: dict[tuple[Any, ...], Abilities] = {}
+_asking: dict[tuple[Any, ...], threading.Lock] = {}
 _lock = threading.Lock()
 
 
@@ -75,6 +76,8 @@ def abilities(
     """
     where = (bucket.endpoint, bucket.bucket, bucket.key(""), wanted, storage_class)
     with _lock:
+        turn = _asking.setdefault(where, threading.Lock())
+    with turn:  # an endpoint that is silent keeps nobody from another one
         if again or where not in _known:
             found = _Probe(bucket, wanted, storage_class, now).run()
             _known.pop(where, None)

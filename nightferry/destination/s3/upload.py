@@ -12,28 +12,31 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
+from nightferry.destination.base import Measure, Span
 from nightferry.destination.s3.bucket import DIGEST, Bucket, PartThere, proof, whole_crc
 from nightferry.destination.s3.failure import Forbidden, KeysRefused
 from nightferry.destination.s3.parts import (
+    IN_FLIGHT,
     MEMORY_BYTES,
     MOST_PARTS,
     PART_BYTES,
     Memory,
     Part,
-    Streamed,
+    StreamedPart,
     crc64,
     crc_text,
     cut,
     joined_crc,
-    part_sizes,
+    part_size,
+    streamed,
 )
 from nightferry.destination.s3.probe import Abilities
 from nightferry.errors import Cancelled, DestinationError, NightferryError, Unavailable
 from nightferry.progress import Cancel
-from nightferry.units import MIB
+from nightferry.units import TIB, format_size
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Uploader:
         most_parts: The provider's limit.
         part_bytes: The smallest part; tests make it small.
         memory_bytes: For part buffers.
+        object_bytes: The largest image that the store takes as one object.
         threads: Requests at once.
     """
 
@@ -75,13 +79,27 @@ class Uploader:
         most_parts: int = MOST_PARTS,
         part_bytes: int = PART_BYTES,
         memory_bytes: int = MEMORY_BYTES,
+        object_bytes: int = 5 * TIB,
         threads: int = THREADS,
     ) -> None:
         self._bucket = bucket
         self._most_parts = most_parts
         self._part_bytes = part_bytes
+        self._object_bytes = object_bytes
         self.memory = Memory(memory_bytes)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"{bucket.name}-part")
+
+    def require_room(self, size_bytes: int, most_bytes: int) -> None:
+        """Raises:
+        DestinationError: an image of so many bytes, and of ``most_bytes`` on its way, fits into no object here.
+        """
+        if size_bytes > self._object_bytes:
+            raise DestinationError(
+                f"{self._bucket.name}: an image of {format_size(size_bytes)} is larger than the "
+                f"{format_size(self._object_bytes)} that an object there may have",
+                hint="shard the store; or raise max_object where the store takes larger objects",
+            )
+        self._part_size(most_bytes)
 
     def store(
         self,
@@ -89,7 +107,8 @@ class Uploader:
         pieces: Iterator[memoryview],
         length: int | None,
         *,
-        again: Callable[[int], Iterator[memoryview]],
+        most_bytes: int,
+        spans: Callable[[int, Measure], Iterator[Span]],
         digest: str,
         able: Abilities,
         cancel: Cancel,
@@ -97,14 +116,16 @@ class Uploader:
     ) -> Stored:
         """Stores a stream under a name that nothing has yet.
 
-        What an earlier try left of the same upload is continued, part by part where the bytes are the same.
-        An answer that was lost is looked for: an object with our size and digest is ours.
+        Parts have one size, by which ``most_bytes`` fit. They are held in memory where four of them fit there,
+        else streamed. What an earlier try left of the same upload is continued, part by part where the bytes
+        are the same. An answer that was lost is looked for: an object with our size and digest is ours.
 
         Args:
             path: Below the prefix.
             pieces: The bytes in order; a piece is copied before the next is asked for.
             length: Bytes to come, None when nobody knows.
-            again: The same bytes from a MiB on: what parts larger than the memory are sent from.
+            most_bytes: Bytes to come at most.
+            spans: The same bytes as parts of a size that are too large to be held.
             digest: Kept with the object, to know it again.
             able: What the store can.
             cancel: Seen at every part and between tries.
@@ -115,30 +136,32 @@ class Uploader:
             NightferryError: what ``pieces`` raised; the parts are given up, unless it was a stop.
         """
         one = _Object(self._bucket, path, digest, able, cancel, dict(extra or {}))
-        sizes = part_sizes(length, most_parts=self._most_parts, part_bytes=self._part_bytes)
-        if length is not None:
-            size = next(part_sizes(length, most_parts=self._most_parts, part_bytes=self._part_bytes))
-            if min(size, length) > self.memory.size_bytes:
-                return _in_streams(one, again, size, length)
-        parts = cut(pieces, sizes, length, self.memory, cancel)
+        size = self._part_size(most_bytes)
+        if IN_FLIGHT * min(size, most_bytes) > self.memory.size_bytes:
+            return self._in_parts(one, streamed(spans(size, crc64), self.memory, cancel))
+        parts = cut(pieces, repeat(size, self._most_parts), length, self.memory, cancel)
         first = next(parts)
         if len(first.data) < first.reserved or len(first.data) == length:
             try:
                 return one.put(first.data)
             finally:
                 first.drop()
-        return self._in_parts(one, first, parts)
+        return self._in_parts(one, chain((first,), parts))
+
+    def _part_size(self, most_bytes: int) -> int:
+        return part_size(most_bytes, most_parts=self._most_parts, part_bytes=self._part_bytes)
 
     def close(self) -> None:
         """Ends the threads. May be called twice."""
         self._threads.shutdown()
 
-    def _in_parts(self, one: _Object, first: Part, parts: Iterator[Part]) -> Stored:
+    def _in_parts(self, one: _Object, parts: Iterator[Part | StreamedPart]) -> Stored:
         stop = threading.Event()
         sent: list[Future[_Sent]] = []
         upload_id = ""
-        part: Part | None = first
+        part: Part | StreamedPart | None = None
         try:
+            part = next(parts)
             upload_id, there = one.begin()
             while part is not None and not stop.is_set():
                 sent.append(self._threads.submit(_send, one, upload_id, part, there.get(part.number), stop))
@@ -156,32 +179,14 @@ class Uploader:
                 part.drop()
 
 
-def _in_streams(one: _Object, again: Callable[[int], Iterator[memoryview]], size: int, length: int) -> Stored:
-    """Parts larger than the memory, one after the other, each straight from the source."""
-    upload_id, there = one.begin()
-    try:
-        sent = []
-        for number, at in enumerate(range(0, length, size), 1):
-            span = min(size, length - at)
-            opened = partial(_streamed, again, at, span)
-            sent.append(one.send_streamed(upload_id, number, opened, span, there.get(number)))
-        return one.complete(upload_id, sent, continued=bool(there))
-    except NightferryError as error:
-        if not _continues(error):
-            one.give_up(upload_id)
-        raise
-
-
-def _streamed(again: Callable[[int], Iterator[memoryview]], at: int, size: int) -> Streamed:
-    return Streamed(again(at // MIB), size)
-
-
 def _continues(error: NightferryError) -> bool:
     """Whether the next try can go on from the parts that are up, or somebody must see to the keys first."""
     return error.retryable or isinstance(error, Cancelled | Forbidden | KeysRefused)
 
 
-def _send(one: _Object, upload_id: str, part: Part, there: PartThere | None, stop: threading.Event) -> _Sent:
+def _send(
+    one: _Object, upload_id: str, part: Part | StreamedPart, there: PartThere | None, stop: threading.Event
+) -> _Sent:
     try:
         if stop.is_set():
             raise Cancelled("another part failed")
@@ -243,7 +248,10 @@ class _Object:
             return []
         return sorted(found, key=lambda upload: upload.initiated)
 
-    def send(self, upload_id: str, part: Part, there: PartThere | None) -> _Sent:
+    def send(self, upload_id: str, part: Part | StreamedPart, there: PartThere | None) -> _Sent:
+        """A part that is up already with the same bytes is not sent again."""
+        if isinstance(part, StreamedPart):
+            return self._send_span(upload_id, part.number, part.span, there)
         size, crc = len(part.data), crc64(part.data)
         if there is not None and _is_same(there, part.data, crc):
             return _Sent(part.number, size, there.etag, crc)
@@ -255,30 +263,26 @@ class _Object:
             PartNumber=part.number,
             Body=part.data,
             unless=("NoSuchUpload",),
-            **self._crc(crc),
+            **proof(part.data, self._checksums),
         )
         if answer is None:
-            raise Unavailable(
-                f"{self._bucket.name}: the upload of {self._key} was ended by somebody else",
-                subject=self._bucket.name,
-            )
+            raise self._ended()
         return _Sent(part.number, size, str(answer["ETag"]), crc)
 
-    def send_streamed(
-        self,
-        upload_id: str,
-        number: int,
-        opened: Callable[[], Streamed],
-        size: int,
-        there: PartThere | None,
-    ) -> _Sent:
-        """A part that is read anew for every try; the checksum of the whole object proves it at the end."""
-        if there is not None and there.size_bytes == size and there.crc:
-            crc = opened().drain()
-            if crc_text(crc) == there.crc:
-                return _Sent(number, size, there.etag, crc)
-        etag, crc = self._bucket.send_part(self._key, upload_id, number, opened, size, self._cancel)
+    def _send_span(self, upload_id: str, number: int, span: Span, there: PartThere | None) -> _Sent:
+        size, crc = span.size_bytes, span.checksum
+        if there is not None and _has_span(there, span):
+            return _Sent(number, size, there.etag, crc)
+        etag = self._bucket.send_part(self._key, upload_id, number, span, self._crc(crc), self._cancel)
+        if etag is None:
+            raise self._ended()
         return _Sent(number, size, etag, crc)
+
+    def _ended(self) -> Unavailable:
+        return Unavailable(
+            f"{self._bucket.name}: the upload of {self._key} was ended by somebody else",
+            subject=self._bucket.name,
+        )
 
     def complete(self, upload_id: str, sent: list[_Sent], *, continued: bool) -> Stored:
         crc = size = 0
@@ -352,6 +356,18 @@ class _Object:
 
     def _crc(self, crc: int) -> dict[str, str]:
         return {"ChecksumCRC64NVME": crc_text(crc)} if self._checksums else {}
+
+
+def _has_span(there: PartThere, span: Span) -> bool:
+    """The same of a part that is not held; where only an MD5 can tell it is read once more."""
+    if there.size_bytes != span.size_bytes:
+        return False
+    if there.crc:
+        return there.crc == crc_text(span.checksum)
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in span.opened():
+        digest.update(piece)
+    return there.etag.strip('"') == digest.hexdigest()
 
 
 def _is_same(there: PartThere, data: bytearray, crc: int) -> bool:

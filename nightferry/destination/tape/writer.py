@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nightferry.clock import Clock
-from nightferry.destination.base import Encoding, Outgoing
+from nightferry.destination.base import Encoding, Measure, Outgoing, Span
+from nightferry.destination.copies import plain_spans
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.drive import RECORD_BYTES, EndOfMedium
@@ -285,7 +286,7 @@ class Bytes:
         pages: Mapping[str, bytes],
     ) -> None:
         self.image = name
-        self.size_bytes = len(data)
+        self.size_bytes = self.most_bytes = len(data)
         self.digest = digest
         self.encoding: Encoding = ""
         self._data = memoryview(data)
@@ -296,3 +297,6 @@ class Bytes:
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
         for at in range(first_chunk * RECORD_BYTES, self.size_bytes, RECORD_BYTES):
             yield self._data[at : at + RECORD_BYTES]
+
+    def spans(self, span_bytes: int, measure: Measure) -> Iterator[Span]:
+        return plain_spans(self.chunks, span_bytes, measure)

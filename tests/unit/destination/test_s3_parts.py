@@ -10,17 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightferry.destination.base import Span
 from nightferry.destination.s3.parts import (
+    IN_FLIGHT,
     LARGEST_PART,
     MOST_PARTS,
     SMALLEST_PART,
     Memory,
+    Streamed,
     crc64,
     cut,
     joined_crc,
-    part_sizes,
+    part_size,
+    streamed,
 )
 from nightferry.errors import DestinationError, IntegrityError
+from nightferry.image.frames import encoded_bound
 from nightferry.progress import Cancel
 from nightferry.units import GIB, MIB, TIB
 
@@ -30,25 +35,24 @@ def pieces(data: bytes, size: int = 1000) -> Iterator[memoryview]:
         yield memoryview(data)[at : at + size]
 
 
-@given(st.integers(0, 48 * TIB), st.sampled_from([1000, MOST_PARTS]))
-def test_parts_of_a_known_length_hold_it_within_the_limits(length: int, most: int) -> None:
+@given(st.integers(0, 49 * TIB), st.sampled_from([1000, MOST_PARTS]), st.booleans())
+def test_any_image_fits_before_its_first_byte(plain: int, most: int, encoded: bool) -> None:
+    length = encoded_bound(plain) if encoded else plain
     if length > most * LARGEST_PART:
         with pytest.raises(DestinationError, match="more than one object"):
-            next(part_sizes(length, most_parts=most))
+            part_size(length, most_parts=most)
         return
-    size = next(part_sizes(length, most_parts=most))
+    size = part_size(length, most_parts=most)
     assert SMALLEST_PART <= size <= LARGEST_PART
     assert size % MIB == 0
     assert size * most >= length
 
 
-def test_parts_of_an_unknown_length_begin_small_and_hold_much() -> None:
-    sizes = list(part_sizes(None))
-    assert len(sizes) == MOST_PARTS
-    assert sizes[0] == 16 * MIB
-    assert sizes == sorted(sizes)
-    assert sum(sizes) > 700 * GIB
-    assert max(sizes) <= 128 * MIB
+@pytest.mark.parametrize(
+    ("plain", "most"), [(5 * TIB, MOST_PARTS), (48 * TIB, MOST_PARTS), (4 * TIB + 800 * GIB, 1000)]
+)
+def test_compressed_images_fit_whatever_they_shrink_to(plain: int, most: int) -> None:
+    assert part_size(encoded_bound(plain), most_parts=most) <= LARGEST_PART
 
 
 @given(st.binary(max_size=9000), st.integers(1, 4000), st.integers(1, 4000), st.booleans())
@@ -116,3 +120,27 @@ def test_what_is_owed_is_given_beyond_the_bound_and_not_kept() -> None:
     memory.give(owed, 60)
     memory.give(first, 60)
     assert memory.take_now(100) is not None
+
+
+def test_streamed_parts_wait_for_their_share_of_the_memory() -> None:
+    memory, cancel = Memory(IN_FLIGHT * 10), Cancel()
+    spans = (Span(1 << 40, 0, lambda: iter(())) for _ in range(8))
+    parts = streamed(spans, memory, cancel)
+    first = [next(parts) for _ in range(IN_FLIGHT)]
+    assert memory.take_now(1) is None
+    first[0].drop()
+    assert next(parts).number == IN_FLIGHT + 1
+    assert memory.most_taken == IN_FLIGHT * 10 == 40
+
+
+def test_a_part_that_is_read_otherwise_than_before_never_leaves_whole() -> None:
+    span = Span(9, crc64(b"123456789"), lambda: iter([memoryview(b"12345"), memoryview(b"6789")]))
+    assert Streamed(span).read() + Streamed(span).read(3) == b"12345123"
+    changed = Streamed(Span(9, crc64(b"123456789"), lambda: iter([memoryview(b"123456780")])))
+    with pytest.raises(IntegrityError, match="not what was read before"):
+        changed.read()
+    assert isinstance(changed.error, IntegrityError)
+    short = Streamed(Span(9, 0, lambda: iter([memoryview(b"1")])))
+    assert short.read() == b"1"
+    with pytest.raises(IntegrityError, match="ended 8 bytes before"):
+        short.read()

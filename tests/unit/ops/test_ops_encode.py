@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import zstandard
 
-from nightferry.destination.base import Encoding, encoding_of
+from nightferry.destination.base import Encoding, Measure, Span, encoding_of
+from nightferry.destination.copies import plain_spans
 from nightferry.errors import Cancelled, IntegrityError, NotInThisRelease
+from nightferry.image.frames import encode, encoded_bound
 from nightferry.ops.encode import EncodedOutgoing, PacedOutgoing
 from nightferry.progress import Cancel
 from nightferry.transfer.throttle import Throttle
@@ -27,15 +30,18 @@ class Image:
 
     def __init__(self, size: int, broken_at: int = -1) -> None:
         self.data = random.Random(size).randbytes(size // 2) + b"night ferry " * (size // 24 + 1)
-        self.size_bytes = size
+        self.size_bytes = self.most_bytes = size
         self.broken_at = broken_at
         self.side_files = {"index": b"index", "chunks": b"chunks", "meta.json": b'{"image": "i1"}'}
 
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
-        for number, at in enumerate(range(0, self.size_bytes, MIB)):
+        for number, at in enumerate(range(first_chunk * MIB, self.size_bytes, MIB), first_chunk):
             if number == self.broken_at:
                 raise IntegrityError(f"chunk {number} is damaged")
             yield memoryview(self.data)[at : min(at + MIB, self.size_bytes)]
+
+    def spans(self, span_bytes: int, measure: Measure) -> Iterator[Span]:
+        return plain_spans(self.chunks, span_bytes, measure)
 
 
 class HandClock:
@@ -111,3 +117,40 @@ def test_a_copy_of_a_later_release_is_named() -> None:
     assert encoding_of({"encoding": "zstd"}) == "zstd"
     with pytest.raises(NotInThisRelease, match="'zstd\\+age'"):
         encoding_of({"encoding": "zstd+age"})
+
+
+def summed(data: bytes | memoryview, before: int) -> int:
+    return zlib.crc32(data, before)
+
+
+@pytest.mark.parametrize("is_encoded", [False, True])
+@pytest.mark.parametrize("span_mib", [1, 2, 3, 5, 64])
+def test_spans_are_the_data_and_each_can_be_read_alone(span_mib: int, is_encoded: bool) -> None:
+    image = Image(13 * MIB + 77)
+    outgoing = EncodedOutgoing(image, 1) if is_encoded else image
+    whole = b"".join(bytes(piece) for piece in outgoing.chunks())
+    spans = list(outgoing.spans(span_mib * MIB, summed))
+    assert [span.size_bytes for span in spans[:-1]] == [span_mib * MIB] * (len(spans) - 1)
+    assert sum(span.size_bytes for span in spans) == len(whole) <= outgoing.most_bytes
+    for _ in range(2):  # again and again, in any order
+        for number, span in reversed(list(enumerate(spans))):
+            at = number * span_mib * MIB
+            data = b"".join(bytes(piece) for piece in span.opened())
+            assert data == whole[at : at + span.size_bytes]
+            assert zlib.crc32(data) == span.checksum
+
+
+def test_what_is_measured_is_not_paced_and_what_leaves_is() -> None:
+    clock = HandClock()
+    paced = PacedOutgoing(Image(8 * MIB), Throttle(MIB, clock=clock), Cancel())
+    spans = list(paced.spans(4 * MIB, summed))
+    assert clock.passed == 0
+    for span in spans:
+        assert sum(len(piece) for piece in span.opened()) == 4 * MIB
+    assert clock.passed >= 6
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 * MIB, 4 * MIB + 1, 9 * MIB])
+def test_no_noise_becomes_longer_than_its_bound(size: int) -> None:
+    noise = random.Random(size).randbytes(size)
+    assert sum(len(frame) for frame in encode([noise], 1)) <= encoded_bound(size)
