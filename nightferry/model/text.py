@@ -24,7 +24,9 @@ def safe(text: str | bytes, longest: int = LONGEST) -> str:
     """
     decoded = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text
     # One character more than is shown is enough to know that something was cut.
-    shown = "".join(_shown(char) for char in decoded[: longest + 1])
+    shown = decoded[: longest + 1]
+    if not (shown.isascii() and shown.isprintable()):
+        shown = "".join(map(_shown, shown))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 

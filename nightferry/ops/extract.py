@@ -191,14 +191,20 @@ def _restore(reader: ImageReader, planned: _Planned, tree: TargetTree, watch: _W
         tree.make_hardlink(path, planned.link_to, row.mtime_ns)
         return 0
     if row.type == "hardlink" and row.payload_offset <= 0:
-        tree.refuse(path, "a hard link to something that is no regular file")
-        return 0
+        first = reader.index.lookup(row.link_target or b"")
+        if first is None or first.type not in ("symlink", "fifo", "char", "block"):
+            tree.refuse(path, "a hard link to something that the image does not hold")
+            return 0
+        row = first
+        if planned.link_to is not None:
+            tree.lose(path, f"a hard link, restored as a {row.type} of its own")
     metadata = _metadata(reader, row)
+    linkable = planned.linkable
     match row.type:
         case "file" | "hardlink":
             pieces = watch.over(reader.payload(row), path)
             if tree.write_file(
-                path, metadata, row.size, pieces, linkable=planned.linkable, in_order=row.sparse is None
+                path, metadata, row.size, pieces, linkable=linkable, in_order=row.sparse is None
             ):
                 if row.outcome == "changed":
                     tree.lose(path, "its content changed while it was backed up")
@@ -208,12 +214,12 @@ def _restore(reader: ImageReader, planned: _Planned, tree: TargetTree, watch: _W
         case "directory":
             tree.make_directory(path, metadata, implied=planned.implied)
         case "symlink":
-            tree.make_symlink(path, metadata, row.link_target or b"")
+            tree.make_symlink(path, metadata, row.link_target or b"", linkable=linkable)
         case "fifo":
-            tree.make_fifo(path, metadata)
+            tree.make_fifo(path, metadata, linkable=linkable)
         case "char" | "block":
             major, minor = reader.member(row).rdev
-            tree.make_device(path, metadata, row.type, major, minor)
+            tree.make_device(path, metadata, row.type, major, minor, linkable=linkable)
         case "socket":
             raise AssertionError("sockets are left out of the plan")
     return 0
@@ -233,6 +239,7 @@ def _metadata(reader: ImageReader, row: IndexRow) -> Metadata:
         uname=os.fsdecode(row.uname),
         gname=os.fsdecode(row.gname),
         xattrs=xattrs,
+        flags=row.flags,
     )
 
 

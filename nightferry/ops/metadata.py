@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from nightferry.errors import ConfigError
+from nightferry.image.flags import add_flags, letters
 
 ACL_ACCESS = "system.posix_acl_access"
 ACL_DEFAULT = "system.posix_acl_default"
@@ -40,7 +41,8 @@ class Metadata:
     """What an image says about one file beside its content.
 
     ``mode`` is the permission bits (0o7777); names may be empty; ``xattrs`` are by full name
-    (``user.x``), POSIX ACLs among them in the kernel's own form (``system.posix_acl_access``).
+    (``user.x``), POSIX ACLs among them in the kernel's own form (``system.posix_acl_access``). ``flags`` are inode
+    flags, which ``apply`` leaves alone: see ``give_flags``.
     """
 
     mode: int
@@ -50,6 +52,7 @@ class Metadata:
     uname: str = ""
     gname: str = ""
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
+    flags: int = 0
 
 
 class Owners:
@@ -161,13 +164,23 @@ def apply(target: int | str, wanted: Metadata, owners: Owners, *, privileged: bo
     return losses
 
 
+def give_flags(fd: int, flags: int) -> list[str]:
+    """Sets inode flags; returns what could not be set, in words."""
+    try:
+        missing = add_flags(fd, flags)
+    except OSError as error:
+        return [f"inode flags {letters(flags)}: {os.strerror(error.errno or 0)}"]
+    return [f"inode flags {letters(missing)}"] if missing else []
+
+
 class _tolerated:
     """Lets pass what a file system cannot do; the read-back in ``apply`` says so."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        return isinstance(error, OSError) and error.errno in _CANNOT
+        # A time that the machine's own clock type cannot hold.
+        return (isinstance(error, OSError) and error.errno in _CANNOT) or isinstance(error, OverflowError)
 
 
 def _chown(target: int | str, uid: int, gid: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from nightferry.ops.in_place import (
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.restore import Restored, RestorePlan, plan_restore, restore
 from nightferry.ops.tree import AS_NEW, Writing
+from nightferry.ops.walk import remove_tree
 from nightferry.progress import Cancel, Progress
 from nightferry.units import counted
 
@@ -111,7 +111,7 @@ def restore_in_place(
     except BaseException:
         # Nobody has seen it, and the next try needs the name.
         if new.exists():
-            shutil.rmtree(new)
+            remove_tree(new)
         raise
     if not done.is_complete:
         raise PartialResult(

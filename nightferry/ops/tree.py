@@ -26,7 +26,9 @@ from types import TracebackType
 from typing import Literal, Self
 
 from nightferry.errors import ConfigError
-from nightferry.ops.metadata import Metadata, Owners, apply
+from nightferry.image.content import version
+from nightferry.image.flags import FREEZING, letters
+from nightferry.ops.metadata import Metadata, Owners, apply, give_flags
 from nightferry.ops.new_file import Pieces, fill, new_file, temporary_name
 from nightferry.ops.restored import RestoreReport
 from nightferry.ops.syscalls import rename_noreplace, syncfs
@@ -65,6 +67,9 @@ class Writing:
 
 AS_NEW = Writing()
 """What is there already is left alone; nothing privileged, no owner mapped."""
+
+
+_LOOK_ONLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class _Skipped(Exception):
@@ -106,7 +111,9 @@ class TargetTree:
         self.privileged = privileged
         self.overwrite: Overwrite = overwrite
         self._owners = Owners(map_owner)
-        self._made: dict[bytes, tuple[int, int]] = {}
+        self._made: dict[bytes, os.stat_result] = {}
+        self._to_freeze: dict[bytes, tuple[int, tuple[int, int]]] = {}
+        self._frozen: set[bytes] = set()
         self._directories: dict[bytes, tuple[Metadata, tuple[int, int]]] = {}
         self._asked_for: set[bytes] = set()
         self._files = self._links = self._bytes = 0
@@ -182,6 +189,9 @@ class TargetTree:
             with self._os_errors(path):
                 fd = self._walk.to(names, create=True)
                 status = os.fstat(fd)
+                if not implied or path in self._walk.made:
+                    # Before anything is in it: some of them are for what is made in it.
+                    self._note(path, self._early_flags(fd, path, metadata, status))
             if not implied:
                 self._asked_for.add(path)
             if not implied or path in self._walk.made:
@@ -221,6 +231,9 @@ class TargetTree:
                     fd, named = new_file(parent, temporary)
                 try:
                     guard = partial(self._os_errors, path)
+                    status = os.fstat(fd)
+                    # Before it has content: some of them are for how that is written.
+                    flag_losses = self._early_flags(fd, path, metadata, status)
                     written = fill(path, fd, size_bytes, pieces, in_order=in_order, guard=guard)
                     with self._os_errors(path):
                         losses = apply(fd, metadata, self._owners, privileged=self.privileged)
@@ -232,15 +245,15 @@ class TargetTree:
                         status = os.fstat(fd)
                 finally:
                     os.close(fd)
-            self._note(path, losses)
+            self._note(path, (*losses, *flag_losses))
             self._files += 1
             self._bytes += written
             if linkable:
-                self._made[path] = (status.st_dev, status.st_ino)
+                self._made[path] = status
             return True
         return False
 
-    def make_symlink(self, path: bytes, metadata: Metadata, target: bytes) -> bool:
+    def make_symlink(self, path: bytes, metadata: Metadata, target: bytes, *, linkable: bool = False) -> bool:
         """Makes a symbolic link. Where it leads is not looked at; nothing ever follows it."""
         with self._outcome(path):
             if not target or b"\0" in target:
@@ -248,34 +261,41 @@ class TargetTree:
             parent, name = self._place(path, metadata)
             with temporary_name(parent) as temporary, self._os_errors(path):
                 os.symlink(target, temporary, dir_fd=parent)
-                self._finish_node(path, parent, temporary, name, metadata, stat.S_IFLNK)
+                self._finish_node(path, parent, temporary, name, metadata, stat.S_IFLNK, linkable)
             self._links += 1
             return True
         return False
 
-    def make_fifo(self, path: bytes, metadata: Metadata) -> bool:
+    def make_fifo(self, path: bytes, metadata: Metadata, *, linkable: bool = False) -> bool:
         """Makes a FIFO. It is never opened."""
-        return self._make_node(path, metadata, stat.S_IFIFO, 0)
+        return self._make_node(path, metadata, stat.S_IFIFO, 0, linkable)
 
     def make_device(
-        self, path: bytes, metadata: Metadata, kind: Literal["char", "block"], major: int, minor: int
+        self,
+        path: bytes,
+        metadata: Metadata,
+        kind: Literal["char", "block"],
+        major: int,
+        minor: int,
+        *,
+        linkable: bool = False,
     ) -> bool:
         """Makes a device node; refused without ``privileged``."""
         if not self.privileged:
             self.refuse(path, "a device node needs --privileged")
             return False
         node_type = stat.S_IFCHR if kind == "char" else stat.S_IFBLK
-        return self._make_node(path, metadata, node_type, os.makedev(major, minor))
+        return self._make_node(path, metadata, node_type, os.makedev(major, minor), linkable)
 
     def make_hardlink(self, path: bytes, existing: bytes, mtime_ns: int) -> bool:
-        """Links ``path`` to a file that this restore wrote as linkable; anything else is refused.
+        """Links ``path`` to something that this restore made as linkable; anything else is refused.
 
-        What is linked is compared by device and inode with what was written, so a file put in its place
-        meanwhile is not linked.
+        What is linked is compared with what was made, by device, inode, type, size and times, so a file put in its
+        place meanwhile is not linked, whatever number it was given.
         """
         with self._outcome(path):
-            identity = self._made.get(existing)
-            if identity is None:
+            known = self._made.get(existing)
+            if known is None:
                 raise Refused("the file it is linked to was not restored")
             names = components(path)
             with self._os_errors(path):
@@ -286,6 +306,8 @@ class TargetTree:
                     self._require_free(parent, names[-1], mtime_ns)
                 with temporary_name(parent) as temporary, self._os_errors(path):
                     source = components(existing)[-1]
+                    identity = (known.st_dev, known.st_ino)
+                    self._require_identity(source_dir, source, identity, known)
                     os.link(
                         source, temporary, src_dir_fd=source_dir, dst_dir_fd=parent, follow_symlinks=False
                     )
@@ -294,6 +316,8 @@ class TargetTree:
                     # Renaming one link of a file over another does nothing, and leaves both.
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(temporary, dir_fd=parent)
+                    # Each name changes the ctime.
+                    self._made[existing] = self._require_identity(parent, names[-1], identity)
             finally:
                 os.close(source_dir)
             self._links += 1
@@ -301,20 +325,19 @@ class TargetTree:
         return False
 
     def close_directories(self) -> None:
-        """Gives the directories named so far their metadata, deepest first, and makes everything durable.
+        """Gives the directories named so far their metadata, from below, and makes everything durable.
 
-        May be called again after more was restored: all are done again.
+        Last of all what is to be immutable or append-only becomes so. May be called again after more was restored: all
+        are done again, but for directories that are frozen by then.
 
         Raises:
             ConfigError: the target cannot be written.
         """
         self._walk.forget()
-        deepest_first = sorted(self._directories, key=lambda path: path.count(b"/"), reverse=True)
-        if b"." in self._directories:
-            deepest_first.remove(b".")
-            deepest_first.append(b".")
         self._closed_losses.clear()
-        for path in deepest_first:
+        for path in _from_below(self._directories):
+            if path in self._frozen:
+                continue
             metadata, identity = self._directories[path]
             with self._outcome(path), self._os_errors(path):
                 fd = self._walk.to(() if path == b"." else components(path), create=False)
@@ -323,6 +346,7 @@ class TargetTree:
                     raise Refused("the directory was replaced during the restore")
                 losses = apply(fd, metadata, self._owners, privileged=self.privileged)
                 self._closed_losses.extend((path, what) for what in losses)
+        self._freeze()
         with self._os_errors(b"."), contextlib.suppress(FileNotFoundError):
             syncfs(self._walk.to((), create=False))
 
@@ -374,18 +398,27 @@ class TargetTree:
             # What was just restored is not what this machine's users read next: leave them the page cache.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _make_node(self, path: bytes, metadata: Metadata, node_type: int, device: int) -> bool:
+    def _make_node(
+        self, path: bytes, metadata: Metadata, node_type: int, device: int, linkable: bool
+    ) -> bool:
         with self._outcome(path):
             parent, name = self._place(path, metadata)
             with temporary_name(parent) as temporary, self._os_errors(path):
                 os.mknod(temporary, node_type | 0o600, device, dir_fd=parent)
-                self._finish_node(path, parent, temporary, name, metadata, node_type)
+                self._finish_node(path, parent, temporary, name, metadata, node_type, linkable)
             self._files += 1
             return True
         return False
 
     def _finish_node(
-        self, path: bytes, parent: int, temporary: bytes, name: bytes, metadata: Metadata, node_type: int
+        self,
+        path: bytes,
+        parent: int,
+        temporary: bytes,
+        name: bytes,
+        metadata: Metadata,
+        node_type: int,
+        linkable: bool,
     ) -> None:
         fd = os.open(temporary, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
@@ -395,6 +428,8 @@ class TargetTree:
             # What O_PATH opened is named through /proc: the calls then act on it and follow no link.
             losses = apply(f"/proc/self/fd/{fd}", metadata, self._owners, privileged=self.privileged)
             self._commit(parent, temporary, name, fd)
+            if linkable:
+                self._made[path] = os.fstat(fd)
         finally:
             os.close(fd)
         self._note(path, losses)
@@ -413,10 +448,43 @@ class TargetTree:
         except FileExistsError as error:
             raise _Skipped from error
 
-    def _require_identity(self, parent: int, name: bytes, identity: tuple[int, int]) -> None:
+    def _require_identity(
+        self, parent: int, name: bytes, identity: tuple[int, int], known: os.stat_result | None = None
+    ) -> os.stat_result:
         status = status_of(parent, name)
-        if status is None or (status.st_dev, status.st_ino) != identity:
+        same = status is not None and (status.st_dev, status.st_ino) == identity
+        if status is None or not same or (known is not None and version(status) != version(known)):
             raise Refused("something else was put in its place during the restore")
+        return status
+
+    def _early_flags(self, fd: int, path: bytes, metadata: Metadata, status: os.stat_result) -> list[str]:
+        """Sets the inode flags that hinder nothing, and remembers the others for the end; returns losses."""
+        losses = give_flags(fd, metadata.flags & ~FREEZING)
+        freezing = metadata.flags & FREEZING
+        if freezing and self.privileged:
+            self._to_freeze[path] = (freezing, (status.st_dev, status.st_ino))
+        elif freezing:
+            losses.append(f"inode flags {letters(freezing)}: needs --privileged")
+        return losses
+
+    def _freeze(self) -> None:
+        """Sets the inode flags that let nothing be changed any more: of files first, then of directories from below."""
+        for path in _from_below(self._to_freeze):
+            flags, identity = self._to_freeze[path]
+            with self._outcome(path), self._os_errors(path):
+                names = () if path == b"." else components(path)
+                parent = self._walk.to(names[:-1], create=False)
+                fd = os.open(names[-1] if names else b".", _LOOK_ONLY, dir_fd=parent)
+                try:
+                    status = os.fstat(fd)
+                    if (status.st_dev, status.st_ino) != identity:
+                        raise Refused("it was replaced during the restore")
+                    losses = give_flags(fd, flags)
+                finally:
+                    os.close(fd)
+                self._frozen.add(path)
+                self._note(path, losses)
+        self._to_freeze.clear()
 
     def _require_free(self, parent: int, name: bytes, mtime_ns: int) -> None:
         status = status_of(parent, name)
@@ -435,3 +503,8 @@ class TargetTree:
     def _note(self, path: bytes, losses: Iterable[str]) -> None:
         for what in losses:
             self.lose(path, what)
+
+
+def _from_below(paths: Iterable[bytes]) -> list[bytes]:
+    """Each path behind all that lie below it, and beside its neighbours; the top is the last."""
+    return sorted(paths, key=lambda path: b"" if path == b"." else path.replace(b"/", b"\0"), reverse=True)

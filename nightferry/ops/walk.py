@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 from nightferry.errors import ConfigError
 
@@ -34,6 +35,10 @@ def components(path: bytes) -> tuple[bytes, ...]:
     return names
 
 
+KEPT_OPEN: Final = 64
+"""Directories that stay open at once, besides the root."""
+
+
 class DirectoryWalk:
     """Descriptors of the directories below ``root``. Not for several threads.
 
@@ -50,8 +55,8 @@ class DirectoryWalk:
         self.root = Path(os.path.abspath(root))
         self._below = None if below is None else Path(os.path.abspath(below))
         self._root_fd: int | None = None
-        self._last_names: tuple[bytes, ...] = ()
-        self._last_fd: int | None = None
+        self._trail: list[int | None] = []
+        self._trail_names: tuple[bytes, ...] = ()
         self.made: set[bytes] = set()
         """Paths of the directories that these walks made."""
         with contextlib.suppress(FileNotFoundError):
@@ -65,37 +70,55 @@ class DirectoryWalk:
             self._root_fd = None
 
     def forget(self) -> None:
-        """Lets the directory walked last go, so that the next walk begins at the root."""
-        if self._last_fd is not None:
-            os.close(self._last_fd)
-        self._last_names, self._last_fd = (), None
+        """Lets the directories walked last go, so that the next walk begins at the root."""
+        self._go_back(0)
 
     def to(self, names: tuple[bytes, ...], *, create: bool) -> int:
         """The descriptor of a directory, valid until the next walk; the root's for no names.
 
-        The last one stays open, and a walk into or below it begins there: it is the same directory,
-        whatever was put at its name meanwhile. Missing directories are made 0700 when ``create`` says so.
+        The innermost directories walked last stay open, and a walk below one of them begins there: it is the same
+        directory, whatever was put at its name meanwhile. Missing directories are made 0700 when ``create``
+        says so.
 
         Raises:
             FileNotFoundError: it is missing and not to be made.
             Refused: something that is no directory is in the way.
             OSError: the file system refuses.
         """
-        if names and names == self._last_names and self._last_fd is not None:
-            return self._last_fd
         root = self._open_root(create=create)
-        if not names:
-            return root
-        depth = len(self._last_names)
-        if self._last_fd is not None and names[:depth] == self._last_names:
-            start = self._last_fd
-        else:
-            start, depth = root, 0
-        fd, there = _descend(os.dup(start), names[depth:], create=create)
-        self.made.update(b"/".join(names[:end]) for end in range(depth + there + 1, len(names) + 1))
-        self.forget()
-        self._last_names, self._last_fd = names, fd
-        return fd
+        self._go_back(self._shared(names))
+        self._trail_names = names  # as far as the trail goes
+        last = self._trail[-1] if self._trail else None
+        at = root if last is None else last
+        for depth in range(len(self._trail), len(names)):
+            at, made = _enter(at, names[depth], create=create)
+            self._trail.append(at)
+            if made:
+                self.made.add(b"/".join(names[: depth + 1]))
+            if depth >= KEPT_OPEN and (outer := self._trail[depth - KEPT_OPEN]) is not None:
+                os.close(outer)
+                self._trail[depth - KEPT_OPEN] = None
+        return at
+
+    def _shared(self, names: tuple[bytes, ...]) -> int:
+        """How many levels of the last walk lead to ``names`` and end in a directory that is open; 0 for the root."""
+        low, high = 0, min(len(names), len(self._trail))
+        middle = high  # mostly the one lies in the other
+        while low < high:
+            if names[:middle] == self._trail_names[:middle]:
+                low = middle
+            else:
+                high = middle - 1
+            middle = (low + high + 1) // 2
+        while low and self._trail[low - 1] is None:
+            low -= 1
+        return low
+
+    def _go_back(self, depth: int) -> None:
+        for fd in self._trail[depth:]:
+            if fd is not None:
+                os.close(fd)
+        del self._trail[depth:]
 
     def _open_root(self, *, create: bool) -> int:
         if self._root_fd is None:
@@ -119,7 +142,7 @@ def _open_target(root: Path, below: Path | None, *, create: bool) -> int:
         if not root.is_relative_to(below):
             raise Refused(f"it does not lie in {below}")
         names = tuple(os.fsencode(name) for name in root.relative_to(below).parts)
-        return _descend(os.open(below, _DIRECTORY_FLAGS), names, create=create)[0]
+        return _descend(os.open(below, _DIRECTORY_FLAGS), names, create=create)
     try:
         return os.open(root, _DIRECTORY_FLAGS)
     except FileNotFoundError:
@@ -129,23 +152,17 @@ def _open_target(root: Path, below: Path | None, *, create: bool) -> int:
     return os.open(root, _DIRECTORY_FLAGS)
 
 
-def _descend(fd: int, names: tuple[bytes, ...], *, create: bool) -> tuple[int, int]:
-    """From the directory ``fd``, which is closed, to the one below it, which the caller closes.
-
-    Returns:
-        The descriptor, and how many of ``names`` were there; the others were made.
-    """
-    there = 0
+def _descend(fd: int, names: tuple[bytes, ...], *, create: bool) -> int:
+    """From the directory ``fd``, which is closed, to the one below it, which the caller closes."""
     try:
         for name in names:
-            inner, made = _enter(fd, name, create=create)
+            inner, _ = _enter(fd, name, create=create)
             os.close(fd)
             fd = inner
-            there += not made
     except BaseException:
         os.close(fd)
         raise
-    return fd, there
+    return fd
 
 
 def _enter(directory: int, name: bytes, *, create: bool) -> tuple[int, bool]:
@@ -179,3 +196,50 @@ def in_the_way(status: os.stat_result, name: bytes) -> str:
     """Why a directory cannot be at ``name``."""
     what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "something that is no directory"
     return f"{what} is in the way at {name.decode('utf-8', 'backslashreplace')}"
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory and all below it, however deep, by descriptor and through no symbolic link.
+
+    Raises:
+        OSError: something cannot be removed, or was moved meanwhile; what is removed by then stays so.
+    """
+    at = os.open(path, _DIRECTORY_FLAGS | os.O_NOFOLLOW)
+    try:
+        # (a directory's name and which one it is, the names of its directories still to be removed)
+        levels: list[tuple[bytes, tuple[int, int], list[bytes]]] = [(b"", _identity(at), _emptied(at))]
+        while levels:
+            name, _, inner = levels[-1]
+            if inner:
+                fd = os.open(inner[-1], _DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=at)
+                os.close(at)
+                at = fd
+                levels.append((inner.pop(), _identity(at), _emptied(at)))
+                continue
+            levels.pop()
+            if levels:
+                fd = os.open(b"..", _DIRECTORY_FLAGS, dir_fd=at)
+                os.close(at)
+                at = fd
+                if _identity(at) != levels[-1][1]:
+                    raise OSError(errno.ESTALE, "moved while it was removed", os.fsdecode(name))
+                os.rmdir(name, dir_fd=at)
+    finally:
+        os.close(at)
+    os.rmdir(path)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _emptied(fd: int) -> list[bytes]:
+    """Removes everything in a directory but its directories, and gives those."""
+    directories = []
+    for name in map(os.fsencode, os.listdir(fd)):
+        if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            directories.append(name)
+        else:
+            os.unlink(name, dir_fd=fd)
+    return directories

@@ -426,7 +426,7 @@ def test_what_the_image_does_not_hold_is_said(tmp_path: Path) -> None:
     assert dict(report.refused) == {
         b"gone": "the image does not hold it: vanished",
         b"closed": "the image does not hold it: unreadable",
-        b"odd": "a hard link to something that is no regular file",
+        b"odd": "a hard link to something that the image does not hold",
     }
     assert report.losses == ((b"socket", "a socket: the program that listens on it makes it anew"),)
     assert os.listdir(tmp_path / "target") == ["f"]
