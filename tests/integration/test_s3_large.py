@@ -275,3 +275,21 @@ def test_copies_with_streamed_indexes_are_those_with_held_ones(
         assert (hashlib.sha256(body).hexdigest(), summed.split()[0]) == (wanted, wanted)
         outgoing = staged.StagedOutgoing(image, opened.staged_path(image), cancel=Cancel())
         assert hashlib.sha256(outgoing.side_files["index"]).hexdigest() == wanted
+
+
+@needs("zstd")
+@pytest.mark.parametrize("prepared", [plain, encoded])
+def test_an_image_of_more_than_the_smallest_parts_hold_fits_by_larger_ones(
+    seaweed: Seaweed, proxy: Proxy, tmp_path: Path, prepared: Callable[[PlainImage], Outgoing]
+) -> None:
+    """Twenty parts at most, of 5 MiB or more: 130 MiB are what 156 GiB and more are to 10,000 parts of 16 MiB."""
+    data = bytearray(130 * MIB)  # sparse but for a noisy stretch
+    data[3 * MIB : 40 * MIB] = random.Random(9).randbytes(37 * MIB)
+    prefix, wanted = seaweed.prefix(), PlainImage("i1", bytes(data))
+    destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint, uploader={"most_parts": 20, **SMALL})
+    assert put(destination, prepared(wanted)).verified
+    lengths = [ask.length for ask in proxy.asked if is_data_part(ask)]
+    assert max(lengths) == 7 * MIB
+    assert lengths.count(7 * MIB) >= len(lengths) - 1
+    assert 5 < len(lengths) <= 20
+    assert_stored(seaweed, prefix, wanted, tmp_path)

@@ -48,10 +48,10 @@ def open_bucket(
     clock = clock or HandClock()
     connection = connect(parsed, read_timeout_s=read_timeout_s)
     bucket = Bucket("cloud", connection, Backoff(is_passing, clock=clock, attempts=attempts))
-    parts = {"part_bytes": PART, **(uploader or {})}
+    parts = {"part_bytes": PART, "most_parts": parsed.max_parts, **(uploader or {})}
     return S3Destination(
         bucket,
-        Uploader(bucket, most_parts=parsed.max_parts, **parts),
+        Uploader(bucket, **parts),
         lock=parsed.lock,
         storage_class=parsed.storage_class,
         clock=clock,
