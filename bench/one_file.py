@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.common import Claim, Cost, arguments, as_data, command, cool, cost_of, report, table, workspace
 from nightferry.model.load import load_site
-from nightferry.ops import gate, move, restore, run, stage, stream
+from nightferry.ops import gate, move, owed, restore, run, stage, stream
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 from nightferry.units import MIB
@@ -80,8 +80,8 @@ def night(here: OpenSite) -> None:
         stage.stage_store(here, record, "SG1", "store", progress=QUIET, cancel=cancel)
         gate.write_seal(here, record)
         move.to_passive(here, record, progress=QUIET, cancel=cancel)
-        for owed in stream.owed(here, "BENCH-BACK-1"):
-            stream.stream_image(here, owed.image, owed.destination, progress=QUIET, cancel=cancel)
+        for each in owed.owed(here, "BENCH-BACK-1"):
+            stream.stream_image(here, each.image, each.destination, progress=QUIET, cancel=cancel)
 
 
 def write_site(root: Path, server: Seaweed | None, endpoint: str = "") -> Path:

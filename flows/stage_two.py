@@ -21,9 +21,9 @@ from nightferry.ops.hooks import hooked
 from nightferry.ops.marker import require_ours
 from nightferry.ops.move import require_handed_over, take_over
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.owed import owed
 from nightferry.ops.ownership import watched
 from nightferry.ops.run import run_lock
-from nightferry.ops.stream import owed
 from nightferry.plan.balance import in_order
 from nightferry.progress import Cancel
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
@@ -58,7 +58,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | N
             )
         policy = {name for group in here.site.groups_of(back_group) for name in group.copies}
         # A storage group that went to another BACK group may still owe copies from this one.
-        names = sorted(policy | {each.destination for each in owed(here, back_group)})
+        names = sorted(policy | {each.destination for each in owed(here, back_group) if not each.orphan})
         with ExitStack() as stack:
             progress = PrefectProgress()
             stack.enter_context(run_lock(here, back_group, progress=progress, cancel=CANCEL, under=lock))

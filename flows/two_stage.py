@@ -21,10 +21,10 @@ from nightferry.model.records import RunRecord
 from nightferry.ops.gate import look, require_newest
 from nightferry.ops.move import settle, wait_for_service
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.owed import owed
 from nightferry.ops.report import night_result
 from nightferry.ops.run import begin_run, end_run, lock_key, run_lock, set_state
 from nightferry.ops.stage import lost_images
-from nightferry.ops.stream import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success
 from tasks.place import at, require_published
@@ -48,6 +48,7 @@ def two_stage_backup(
     accept_partial: list[str] | None = None,
     reason: str = "",
     stagger: bool = True,
+    clock_is_right: str = "",
 ) -> State[Any]:
     """Carries one BACK group's window from the active node to every destination.
 
@@ -66,6 +67,7 @@ def two_stage_backup(
         accept_partial: Stores that may be partial or missing, recorded as an approval with the reason.
         reason: Why that is accepted.
         stagger: Wait for each storage group's own start time.
+        clock_is_right: Why this node's clock is to be believed although runs are stamped later than now.
     """
     with at_work():
         here = opened(site)
@@ -94,6 +96,7 @@ def two_stage_backup(
                         new=new,
                         moment=moment,
                         flow_run=str(flow_run.get_id() or ""),
+                        clock_is_right=clock_is_right,
                     )
                     progress.say(started.how)
                     if started.finished:

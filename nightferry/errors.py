@@ -62,6 +62,15 @@ class ImplausibleExpiry(ConfigError):
     default_hint = "look at `nightferry expire --dry-run`; if it is meant so, add --yes --reason TEXT"
 
 
+class ClockAhead(ConfigError):
+    """A record is stamped later than now: this node's clock is behind, or another's was ahead."""
+
+    default_hint = (
+        "set the clock of this node; when it is right, and that stamp is wrong, "
+        "run `nightferry backup --clock-is-right REASON`"
+    )
+
+
 class OtherSite(ConfigError):
     """A catalog or a destination that another site has to itself."""
 

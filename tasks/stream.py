@@ -7,6 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from blocks.site import Site
 from nightferry.ops import room, stream
+from nightferry.ops.verify import remake_copy
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.retry import COPY_RETRIES, delays, retryable
 
@@ -26,7 +27,7 @@ def stream_image(site: Site, image: str, group: str, store: str, destination: st
     record = here.catalog.image(image)
     if here.drain_requested(here.back_group_of(record)):
         return "drained"
-    copy = stream.stream_image(here, record, destination, progress=PrefectProgress(), cancel=CANCEL)
+    copy = remake_copy(here, record, destination, progress=PrefectProgress(), cancel=CANCEL)
     return copy.state
 
 

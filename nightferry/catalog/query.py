@@ -34,11 +34,13 @@ from nightferry.errors import CatalogError, ConfigError
 from nightferry.model.records import (
     OUTLIVED,
     RECORDS,
+    AdoptionRecord,
     ApprovalRecord,
     CartridgeRecord,
     CopyRecord,
     Event,
     FailureRecord,
+    ForgottenRecord,
     FreedRecord,
     HoldRecord,
     ImageRecord,
@@ -280,8 +282,43 @@ class Catalog:
     def images(
         self, group: str | None = None, store: str | None = None, run: str | None = None
     ) -> list[ImageRecord]:
-        """Images, newest first; ``store`` is its name within the group."""
-        return _newest_first(self._placed(ImageRecord, group=group, store=store, run=run))
+        """Images, newest first by the log; ``store`` is its name within the group, and has the images of the stores
+        that it adopted, too."""
+        found = self._placed(ImageRecord, group=group, store=store, run=run)
+        if group is not None and store is not None:
+            for old in self.adopted_by(f"{group}/{store}"):
+                old_group, _, old_store = old.partition("/")
+                found += self._placed(ImageRecord, group=old_group, store=old_store, run=run)
+        return _newest_first(found)
+
+    def place_in_log(self, image: str) -> int:
+        """Where in the log the image was first told of; 0 when it is unknown. What is newer has a higher place."""
+        with self._lock:
+            placed = self._shelf(ImageRecord).result(image)
+            return 0 if placed is None else placed.first
+
+    def adopted_by(self, store: str) -> list[str]:
+        """The stores (``GROUP/STORE``) whose images a store goes on with, also by way of others."""
+        old_of: dict[str, list[str]] = defaultdict(list)
+        for record in self.all(AdoptionRecord):
+            old_of[record.new].append(record.old)
+        found: list[str] = []
+        waiting = [store]
+        while waiting:
+            for old in old_of.get(waiting.pop(), ()):
+                if old not in found and old != store:
+                    found.append(old)
+                    waiting.append(old)
+        return found
+
+    def line_of(self, image: ImageRecord) -> str:
+        """The store (``GROUP/STORE``) whose line the image belongs to: its own, or the one that adopted that."""
+        name = f"{image.group}/{image.store}"
+        seen = {name}
+        while (record := self.latest(AdoptionRecord, name)) is not None and record.new not in seen:
+            name = record.new
+            seen.add(name)
+        return name
 
     def image(self, name: str) -> ImageRecord:
         """The image of this name.
@@ -304,6 +341,10 @@ class Catalog:
             if in_time and self.is_whole(image) and not self.expired(image.image):
                 return image
         return None
+
+    def forgotten(self, image: str) -> bool:
+        """Whether an operator gave up what the image owes."""
+        return self.latest(ForgottenRecord, image) is not None
 
     def freed(self, image: str) -> bool:
         """Whether staging gave the image's room back."""
@@ -506,7 +547,8 @@ class Catalog:
 
 
 def _newest_first(found: Iterable[Placed[Any]]) -> list[Any]:
-    return [p.record for p in sorted(found, key=lambda p: (p.record.started, p.sequence), reverse=True)]
+    """By the log's order, never by stamps: a clock may have been wrong when one was made."""
+    return [p.record for p in sorted(found, key=lambda p: p.first, reverse=True)]
 
 
 def _barcodes(copy: CopyRecord) -> set[str]:

@@ -22,10 +22,11 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[R]):
-    """A record and the sequence of the event that holds it."""
+    """A record, the sequence of the event that holds it, and of the first event about its subject."""
 
     sequence: int
     record: R
+    first: int
 
 
 def parse(cls: type[R], row: Row) -> R:
@@ -54,11 +55,13 @@ class Shelf(Generic[R]):
         self._newest: dict[str, Row] = {}
         self._results: dict[str, Row] = {}
         self._parsed: dict[str, Placed[R]] = {}
+        self._first: dict[str, int] = {}
 
     def put(self, row: Row) -> None:
         """Takes the next event of this kind in."""
         if self._cls is OwnerRecord and self._is_outdated_owner(row):
             return
+        self._first.setdefault(row.subject, row.sequence)
         self._newest[row.subject] = row
         if row.phase == "result":
             # The order of a shelf is that of the newest results, not of the first ones.
@@ -86,12 +89,14 @@ class Shelf(Generic[R]):
     def pending(self) -> Iterator[Placed[R]]:
         """Intents that no result of the same subject followed, in the log's order."""
         rows = sorted((r for r in self._newest.values() if r.phase == "intent"), key=lambda r: r.sequence)
-        return (Placed(row.sequence, parse(self._cls, row)) for row in rows)
+        return (Placed(row.sequence, parse(self._cls, row), self._first[row.subject]) for row in rows)
 
     def _place(self, row: Row) -> Placed[R]:
         placed = self._parsed.get(row.subject)
         if placed is None:
-            placed = self._parsed[row.subject] = Placed(row.sequence, parse(self._cls, row))
+            placed = self._parsed[row.subject] = Placed(
+                row.sequence, parse(self._cls, row), self._first[row.subject]
+            )
         return placed
 
     def _is_outdated_owner(self, row: Row) -> bool:

@@ -40,6 +40,7 @@ def backup(
     new: Annotated[bool, Parameter(negative=())] = False,
     accept_partial: Several = (),
     reason: str = "",
+    clock_is_right: str = "",
 ) -> int:
     """Runs the night now: continues the window's unfinished run, or starts one.
 
@@ -61,6 +62,9 @@ def backup(
         This store, as GROUP/STORE, may be partial or missing, not suspect; may be repeated, needs --reason.
     reason
         Why that is accepted; kept with the approval.
+    clock_is_right
+        Why this clock is to be believed although runs are stamped later than now; those count as stamped wrongly
+        from then on.
     """
     session = current()
     if level not in (None, 0):
@@ -82,6 +86,7 @@ def backup(
         "new": new,
         "reason": reason,
         "stagger": False,
+        "clock_is_right": clock_is_right,
     }
     nights = [
         Night(name, groups, stores, [s for s in accept_partial if _is_on(loaded, s, name)])
@@ -348,7 +353,10 @@ def _hints(result: NightResult) -> list[str]:
                 f"`nightferry gate approve {run} --store G/S --reason TEXT`"
             ]
         case "CopyMissing":
-            return ["mend it, then `nightferry backup --stage two` delivers what is owed"]
+            return [
+                "repair it, then `nightferry backup --stage two` delivers what is owed; "
+                "`nightferry forget IMAGE --reason TEXT` gives up what cannot be delivered any more"
+            ]
         case "Partial":
             return ["`nightferry files IMAGE --outcome` names the files that did not come out whole"]
     return []

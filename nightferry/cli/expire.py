@@ -70,6 +70,7 @@ def shown(done: Expiry) -> list[RenderableType]:
     from rich.text import Text
 
     from nightferry.cli.output import Column, table
+    from nightferry.ops.owed import FORGET_HINT
     from nightferry.units import counted, format_size
 
     parts: list[RenderableType] = []
@@ -110,6 +111,12 @@ def shown(done: Expiry) -> list[RenderableType]:
         parts.append(table(["left alone", "at", "why"], rows))
         if len(done.foreign) > MOST_FOREIGN:
             parts.append(f"and {len(done.foreign) - MOST_FOREIGN} more; --json lists them all")
+    if done.orphaned:
+        parts += [
+            "copies that are owed and that no night delivers:",
+            *(f"  {line}" for line in done.orphaned),
+        ]
+        parts.append(f"  hint: {FORGET_HINT}")
     parts += [f"{name}: {error.message}\n  hint: {error.hint}" for name, error in done.errors.items()]
     gone, all_of_them = len(done.gone), counted(len(done.copies), "copy", "copies")
     verb = "would expire" if done.dry_run else "expired"

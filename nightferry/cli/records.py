@@ -66,6 +66,7 @@ def images(
     """
     from nightferry.cli.output import Column, table
     from nightferry.ops.opened import OpenSite
+    from nightferry.ops.owed import is_lost
     from nightferry.ops.report import image_json
     from nightferry.units import format_size
 
@@ -89,6 +90,7 @@ def images(
             image_json(
                 i,
                 here.catalog.copies(i.image),
+                is_lost=is_lost(here, i),
                 accepted=i.state != "whole" and here.catalog.accepted(i),
             )
             for i in found
@@ -97,7 +99,7 @@ def images(
     rows = [
         [
             i.image,
-            i.state + (", approved" if d["accepted"] else "") + (", degraded" if i.degraded else ""),
+            d["state"] + (", approved" if d["accepted"] else "") + (", degraded" if i.degraded else ""),
             format_size(i.size_bytes),
             i.files,
             f"{i.started.astimezone(zone):%Y-%m-%d %H:%M}",

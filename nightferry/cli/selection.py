@@ -112,6 +112,29 @@ def fix(group: str, /) -> None:
     session.out.result(document, f"{group}: fixed {', '.join(record.stores)}")
 
 
+@app.command
+def adopt(old: str, new: str, /) -> None:
+    """Lets a renamed store, or each store of a renamed storage group, go on with the images of its old name.
+
+    Parameters
+    ----------
+    old
+        The name before: GROUP/STORE or GROUP. The site file does not name it any more.
+    new
+        The name now.
+    """
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.owed import adopt as adopt_store
+
+    session = session_of()
+    with OpenSite(session.load_site()) as here:
+        records = adopt_store(here, old, new)
+    session.out.result(
+        {"adopted": [record.model_dump(mode="json") for record in records]},
+        "\n".join(f"{record.new} goes on with the images of {record.old}" for record in records),
+    )
+
+
 def _document(group: str) -> dict[str, Any]:
     from nightferry.model.stores import StoreRef
     from nightferry.ops.opened import OpenSite

@@ -55,6 +55,8 @@ class RunRecord(Record):
     ended: AwareDatetime | None = None
     flow_run: str = ""
     note: str = ""
+    window_start: AwareDatetime | None = None
+    """The instant the window began, which is what tells two windows of one date apart; None in records of before."""
 
     @property
     def subject(self) -> str:
@@ -134,6 +136,10 @@ class ImageRecord(Record):
     """None: of a release that did not record it."""
     suspect: str = ""
     """Why it can hardly be what the store should be; empty: nothing speaks against it."""
+    policy: tuple[str, ...] | None = None
+    """Destinations that its storage group named when it was staged: copies are owed there. None: not recorded."""
+    at_least: int | None = None
+    """How many of them let staging free it; None: all."""
 
     @property
     def subject(self) -> str:
@@ -424,6 +430,51 @@ class FreedRecord(Record):
         return self.image
 
 
+class ForgottenRecord(Record):
+    """An operator's word that what an image owes, or that it is lost, is given up."""
+
+    kind: ClassVar[str] = "forgotten"
+    image: str
+    reason: str
+    who: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.image
+
+
+class AdoptionRecord(Record):
+    """An operator's word that one store goes on as another: their images are one line."""
+
+    kind: ClassVar[str] = "adoption"
+    old: str
+    """``GROUP/STORE`` before."""
+    new: str
+    """``GROUP/STORE`` from then on."""
+    who: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.old
+
+
+class ClockRecord(Record):
+    """An operator's word that the clock was right when it was given, and that later stamps are wrong."""
+
+    kind: ClassVar[str] = "clock"
+    wrong: tuple[str, ...]
+    """Runs whose stamps, and nights, are wrong."""
+    reason: str
+    who: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return f"{self.at:%Y%m%dT%H%M%S.%fZ}"
+
+
 class HoldRecord(Record):
     """Whether the retention must leave an image alone, and why."""
 
@@ -511,6 +562,9 @@ RECORDS: dict[str, type[Record]] = {
         DriveLeaseRecord,
         SelectionRecord,
         FreedRecord,
+        ForgottenRecord,
+        AdoptionRecord,
+        ClockRecord,
         HoldRecord,
         ExpiryRecord,
         SiteRecord,

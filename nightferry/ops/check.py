@@ -17,6 +17,7 @@ from nightferry.ops.marker import require_ours
 from nightferry.ops.move import placement
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.origin import last_whole, new_line, origin_of
+from nightferry.ops.owed import FORGET_HINT, describe, lost, orphans
 from nightferry.ops.prefect_api import prefect_api
 from nightferry.ops.room import free_room, may_free
 from nightferry.ops.whose import known_mark
@@ -50,6 +51,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *_elsewhere(opened),
             *_catalog(opened),
             *surroundings.clock(opened),
+            *_owed(opened),
             *_cluster(opened),
             *surroundings.hooks(opened),
             *_destinations(opened),
@@ -58,6 +60,18 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *surroundings.packages(),
             *prefect_api(opened.site.site.single_user),
         ]
+
+
+def _owed(opened: OpenSite) -> Iterator[Finding]:
+    """What is owed and no night delivers, and what is lost."""
+    opened.catalog.refresh()
+    for line in describe(orphans(opened)):
+        yield Finding("NF-OWED-001", "warn", line, FORGET_HINT)
+    for image in lost(opened):
+        text = f"image {image.image} is lost: damaged or gone on staging, and no copy can be read"
+        yield Finding(
+            "NF-OWED-002", "fail", text, f"`nightferry forget {image.image} --reason TEXT` gives it up"
+        )
 
 
 def missing_stores(opened: OpenSite, names: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.ops.check import check
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.surroundings import CLOCKS_APART
+from nightferry.ops.stamps import CLOCKS_APART
 from nightferry.units import format_duration
 
 log = logging.getLogger(__name__)

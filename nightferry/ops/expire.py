@@ -47,7 +47,9 @@ from nightferry.ops.outlook import (
     look_ahead,
     scratch_cartridges,
 )
+from nightferry.ops.owed import describe, orphans
 from nightferry.ops.room import remove_staged
+from nightferry.ops.stamps import require_plausible_clock
 from nightferry.progress import Cancel, Progress
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class Expiry:
     leftovers: list[LeftoverOutlook] = field(default_factory=list)
     foreign: list[LeftoverOutlook] = field(default_factory=list)
     """What lies there and is left alone."""
+    orphaned: list[str] = field(default_factory=list)
+    """Images that owe copies which no night delivers, with the reason; they never expire."""
     errors: dict[str, NightferryError] = field(default_factory=dict)
     refused: ImplausibleExpiry | None = None
     """In a dry run: why the same without it would do nothing."""
@@ -129,6 +133,7 @@ class Expiry:
                 }
                 for row in self.foreign
             ],
+            "orphaned": list(self.orphaned),
             "freed_bytes": self.freed_bytes,
             "refused": self.refused.message if self.refused is not None else None,
             "errors": [
@@ -159,17 +164,22 @@ def expire(
 
     Raises:
         ConfigError: no such destination.
-        ImplausibleExpiry: too much would go, and nothing was touched. A dry run says it in its result.
+        ImplausibleExpiry: too much would go everywhere where something would, and nothing was touched. Where only some
+            destinations refuse, the others go on, and the result tells. A dry run says it in its result.
+        ClockAhead: a run is stamped later than now.
         Cancelled: stopped between two copies; the next call goes on.
     """
     outlook = look_ahead(opened, destination)
-    refused = None if reason.strip() else implausible(opened, outlook)
+    require_plausible_clock(opened, "nothing expires")
+    refused = {} if reason.strip() else implausible(opened, outlook)
     if dry_run:
-        return _foreseen(opened, outlook, refused)
-    if refused is not None:
-        raise refused
+        return _foreseen(opened, outlook, next(iter(refused.values()), None))
+    outlook = _without(outlook, refused)
+    if refused and not outlook.going:
+        raise next(iter(refused.values()))
     done = Expiry(False, [row for row in outlook.copies if row.fate != "expires"], errors=outlook.errors)
     done.foreign += outlook.foreign
+    done.orphaned += describe(orphans(opened))
     if outlook.going or outlook.staged:
         intent = _intend(opened, outlook, reason)
         note = ""
@@ -194,6 +204,21 @@ def expire(
     return done
 
 
+def _without(outlook: Outlook, refused: dict[str, ImplausibleExpiry]) -> Outlook:
+    """The same, with nothing that goes at destinations that refuse."""
+    return replace(
+        outlook,
+        copies=tuple(
+            replace(row, fate="kept", why=f"refused: {refused[row.copy.destination].message}")
+            if row.fate == "expires" and row.copy.destination in refused
+            else row
+            for row in outlook.copies
+        ),
+        leftovers=tuple(row for row in outlook.leftovers if row.destination not in refused),
+        errors=outlook.errors | refused,
+    )
+
+
 def _foreseen(opened: OpenSite, outlook: Outlook, refused: ImplausibleExpiry | None) -> Expiry:
     rows = [
         replace(row, freed_bytes=_room_of(opened, row)) if row.fate == "expires" else row
@@ -206,6 +231,7 @@ def _foreseen(opened: OpenSite, outlook: Outlook, refused: ImplausibleExpiry | N
         list(outlook.staged),
         list(outlook.leftovers),
         list(outlook.foreign),
+        describe(orphans(opened)),
         outlook.errors,
         refused,
     )

@@ -243,7 +243,10 @@ class OpenSite:
             group is None or any(b.name == run.back_group for b in self.site.back_groups)
         ):
             return run.back_group
-        return group.back_group if group is not None else ""
+        if group is not None:
+            return group.back_group
+        # A BACK group that has another name now, and still the same disk.
+        return next((b.name for b in self.site.back_groups if (b.path / image.path).exists()), "")
 
     def staged_path(self, image: ImageRecord) -> Path:
         """Where the image lies on staging (whether or not it is still there).

@@ -6,7 +6,7 @@ The rule itself is ``plan.retention``; here it meets the records.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
@@ -17,19 +17,21 @@ from nightferry.destination.tape.pool import is_being_written
 from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, NightferryError, OtherSite
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.names import parse_image_name
-from nightferry.model.records import OUTLIVED, THERE, CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, ImageRecord, RunRecord
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.owed import owes
+from nightferry.ops.stamps import wrong_runs
 from nightferry.ops.whose import known_mark
 from nightferry.plan.lines import lines
-from nightferry.plan.retention import Candidate, judge, night_of
+from nightferry.plan.retention import Candidate, judge, night_of, nights_in_order
 from nightferry.units import counted
 
 LEFTOVER_AGE = timedelta(days=2)
 """What nobody has written to for so long is no night's any more."""
 
-_Series = tuple[str, str, int | None, str]
-"""Storage group, store, shard and line: what is judged together."""
+_Series = tuple[str, int | None, str]
+"""Store, shard and line of images: what is judged together."""
 Fate = Literal["kept", "locked", "expires", "expired", "failed"]
 
 
@@ -167,22 +169,23 @@ def _require_ours(opened: OpenSite, destination: str, *, used: bool) -> None:
             raise
 
 
-def implausible(opened: OpenSite, outlook: Outlook) -> ImplausibleExpiry | None:
-    """Why so much must not go without somebody's word: more than ``at_most`` of a destination's copies, orphans
+def implausible(opened: OpenSite, outlook: Outlook) -> dict[str, ImplausibleExpiry]:
+    """Destination → why so much must not go there without somebody's word: more than ``at_most`` of its copies, orphans
     among them."""
     limit = opened.site.retention.at_most
     orphans = Counter(row.destination for row in outlook.leftovers)
     all_there = Counter(row.copy.destination for row in outlook.copies) + orphans
     going = Counter(row.copy.destination for row in outlook.going) + orphans
-    for destination, count in going.items():
-        if count > limit * all_there[destination]:
-            return ImplausibleExpiry(
-                f"{count} of {all_there[destination]} copies at {destination} would expire at once"
-                + (f", {counted(orphans[destination], 'orphan')} among them" if orphans[destination] else "")
-                + f", more than {limit:.0%}",
-                subject=destination,
-            )
-    return None
+    return {
+        destination: ImplausibleExpiry(
+            f"{count} of {all_there[destination]} copies at {destination} would expire at once"
+            + (f", {counted(orphans[destination], 'orphan')} among them" if orphans[destination] else "")
+            + f", more than {limit:.0%}",
+            subject=destination,
+        )
+        for destination, count in going.items()
+        if count > limit * all_there[destination]
+    }
 
 
 def scratch_cartridges(
@@ -215,7 +218,7 @@ def scratch_cartridges(
 def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> Iterator[CopyOutlook]:
     """Every copy there and what the retention says of it; what an earlier expiry began comes first."""
     retention = opened.site.retention_of(destination)
-    series: dict[_Series, list[tuple[Candidate, ImageRecord, CopyRecord]]] = defaultdict(list)
+    series: dict[_Series, list[tuple[ImageRecord, CopyRecord, bool, str]]] = defaultdict(list)
     series_of = _series(opened)
     for image in opened.catalog.images():
         copies = [c for c in opened.catalog.all_copies(image.image) if c.destination == destination]
@@ -227,30 +230,33 @@ def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> It
             at_work = copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < LEFTOVER_AGE
             why = spared.get(image.image) or ("a copy of it is being made" if at_work else "")
             proved = opened.catalog.is_whole(image) and there[-1].state == "verified"
-            candidate = Candidate(image.image, night_of(image.image), image.started, proved, why)
-            series[series_of[image.image]].append((candidate, image, there[-1]))
+            series[series_of[image.image]].append((image, there[-1], proved, why))
     for _, found in sorted(series.items(), key=lambda item: str(item[0])):
-        of = {image.image: (image, copy) for _, image, copy in found}
-        for verdict in judge(retention, [candidate for candidate, _, _ in found]):
+        of = {image.image: (image, copy) for image, copy, _, _ in found}
+        rows = [(image, proved, why) for image, _, proved, why in found]
+        for verdict in judge(retention, list(_candidates(opened, rows))):
             image, copy = of[verdict.image]
             yield CopyOutlook(image, copy, "kept" if verdict.stays else "expires", verdict.why)
 
 
 def _series(opened: OpenSite) -> dict[str, _Series]:
-    """Image → what it is judged with."""
-    stores: dict[tuple[str, str], list[ImageRecord]] = defaultdict(list)
+    """Image → what it is judged with. What a store adopted belongs to the oldest line of its own."""
+    stores: dict[str, list[ImageRecord]] = defaultdict(list)
     for image in opened.catalog.images():
-        stores[image.group, image.store].append(image)
-    return {
-        image: (group, store, parse_image_name(image).shard, line)
-        for (group, store), images in stores.items()
-        for image, line in lines(images).items()
-    }
+        stores[opened.catalog.line_of(image)].append(image)
+    found: dict[str, _Series] = {}
+    for store, images in stores.items():
+        own = [image for image in images if f"{image.group}/{image.store}" == store]
+        line_of = lines(own or images)
+        oldest = line_of[(own or images)[-1].image]
+        for image in images:
+            line = line_of.get(image.image, oldest)
+            found[image.image] = (store, parse_image_name(image.image).shard, line)
+    return found
 
 
 def _spared(opened: OpenSite) -> dict[str, str]:
     """Image → why it stays whatever the numbers say: held, of a run that has not ended, or still owed."""
-    groups = {group.name: group for group in opened.site.groups}
     found: dict[str, str] = {}
     for image in opened.catalog.images():
         hold = opened.catalog.hold(image.image)
@@ -259,20 +265,9 @@ def _spared(opened: OpenSite) -> dict[str, str]:
             found[image.image] = f"held: {hold.reason}"
         elif run is not None and run.state != "ended":
             found[image.image] = f"run {run.run} has not ended"
-        elif image.group in groups and is_owed(opened, image, groups[image.group].copies):
+        elif owes(opened, image):
             found[image.image] = "a copy of it is still owed"
     return found
-
-
-def is_owed(opened: OpenSite, image: ImageRecord, policy: tuple[str, ...]) -> bool:
-    """Whether staging has the image, as far as can be seen from here, and owes a copy of it."""
-    if opened.catalog.freed(image.image) or (image.state != "whole" and not opened.catalog.accepted(image)):
-        return False
-    done = {c.destination for c in opened.catalog.copies(image.image) if c.state in (*OUTLIVED, "verified")}
-    if done.issuperset(policy):
-        return False
-    # A disk that is on another node now keeps what it owes.
-    return opened.is_staged(image) or not is_here(opened, image)
 
 
 def is_here(opened: OpenSite, image: ImageRecord) -> bool:
@@ -332,19 +327,31 @@ def _staged(opened: OpenSite) -> Iterator[StagedOutlook]:
         refused = {image.image: image for image in images if _is_forgotten(opened, image)}
         if not refused:
             continue
-        candidates = [_as_staged(opened, image, False) for image in refused.values()]
-        candidates += [_as_staged(opened, image, True) for image in images if _is_sound(opened, image)]
-        for verdict in judge(opened.site.retention, candidates):
+        rows = [
+            (image, image.image not in refused, _held(opened, image))
+            for image in images
+            if image.image in refused or _is_sound(opened, image)
+        ]
+        for verdict in judge(opened.site.retention, list(_candidates(opened, rows))):
             if not verdict.stays and verdict.image in refused:
                 image = refused[verdict.image]
                 why = f"{image.state}, never approved, {verdict.why}"
                 yield StagedOutlook(image, opened.back_group_of(image), why)
 
 
-def _as_staged(opened: OpenSite, image: ImageRecord, proved: bool) -> Candidate:
+def _held(opened: OpenSite, image: ImageRecord) -> str:
     hold = opened.catalog.hold(image.image)
-    held = f"held: {hold.reason}" if hold is not None else ""
-    return Candidate(image.image, night_of(image.image), image.started, proved, held)
+    return f"held: {hold.reason}" if hold is not None else ""
+
+
+def _candidates(opened: OpenSite, rows: Iterable[tuple[ImageRecord, bool, str]]) -> Iterator[Candidate]:
+    """Images of one line for the retention, in the log's order; a night that a wrong clock named counts as the one
+    before it."""
+    wrong = wrong_runs(opened)
+    in_order = sorted(rows, key=lambda row: opened.catalog.place_in_log(row[0].image))
+    nights = nights_in_order([None if i.run in wrong else night_of(i.image) for i, _, _ in in_order])
+    for order, ((image, proved, spared), night) in enumerate(zip(in_order, nights, strict=True)):
+        yield Candidate(image.image, night, image.started, proved, spared, order)
 
 
 def _is_forgotten(opened: OpenSite, image: ImageRecord) -> bool:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nightferry.errors import IntegrityError, worst_exit_code
-from nightferry.model.records import OUTLIVED, CopyRecord, FailureRecord, ImageRecord, RunRecord
+from nightferry.model.records import CopyRecord, FailureRecord, ImageRecord, RunRecord
 from nightferry.model.text import safe_markdown
 from nightferry.ops.drives import DriveWork, work_of
 from nightferry.ops.gate import GateView, look_past
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.owed import is_lost, owed
 from nightferry.ops.run import due_stores
 from nightferry.ops.stage import lost_images
-from nightferry.ops.stream import owed
 from nightferry.units import format_duration, format_size
 
 Outcome = Literal["Completed", "Partial", "GateHeld", "CopyMissing"]
@@ -38,9 +38,10 @@ class NightResult:
     missing_copies: tuple[tuple[str, str], ...]
     """(image, destination) that the policy wants and that are not verified there."""
     owed_before: tuple[tuple[str, str], ...]
-    """(image, destination) that staging still owes of older runs."""
+    """(image, destination) that older runs still owe."""
     lost: tuple[str, ...]
-    """Images that staging lost, or that were found damaged there, before they had a copy."""
+    """Images that staging lost, or that were found damaged there, before they had a copy: of this run, or of one that
+    still owes them."""
     notes: dict[tuple[str, str], str]
     """(image, destination) of a copy that is missing → what its last try ended with, as far as it is on record."""
     accepted: frozenset[str]
@@ -115,14 +116,20 @@ class NightResult:
                 named = ", ".join(f"{image} at {at}" for image, at in missing[:4])
                 more = len(missing) - 4
                 text += f"; owed copies: {named}" + (f" and {more} more" if more > 0 else "")
-                lost = f"; lost on staging: {', '.join(self.lost)}: run the backup again"
-                return text + (lost if self.lost else "")
+                return text + self._lost_words()
             case "Partial":
                 named = ", ".join(
                     self._lacking + [f"{i.group}/{i.store}" for i in self.images if i.image not in self.whole]
                 )
                 return f"{text}; partial: {named}"
         return f"{text}; staged" if self.staged_only else f"{text}, every copy verified"
+
+    def _lost_words(self) -> str:
+        of_run = {image.image for image in self.images}
+        again = [image for image in self.lost if image in of_run]
+        gone = [image for image in self.lost if image not in of_run]
+        text = f"; lost on staging: {', '.join(again)}: run the backup again" if again else ""
+        return text + (f"; lost: {', '.join(gone)}: no copy of it can be read" if gone else "")
 
     def as_json(self) -> dict[str, Any]:
         """The contract's document of ``backup``."""
@@ -158,7 +165,11 @@ class NightResult:
 
 
 def image_json(
-    image: ImageRecord, copies: tuple[CopyRecord, ...] | list[CopyRecord], *, accepted: bool
+    image: ImageRecord,
+    copies: tuple[CopyRecord, ...] | list[CopyRecord],
+    *,
+    accepted: bool,
+    is_lost: bool = False,
 ) -> dict[str, Any]:
     """The contract's line of ``images``; ``accepted``: an operator approved it as it is."""
     return {
@@ -167,7 +178,7 @@ def image_json(
         "store": image.store,
         "run": image.run,
         "level": image.level,
-        "state": image.state,
+        "state": "lost" if is_lost else image.state,
         "size_bytes": image.size_bytes,
         "files": image.files,
         "started": image.started,
@@ -189,14 +200,22 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
     due = set(due_stores(run))
     images = tuple(i for i in reversed(opened.catalog.images(run=run.run)) if (i.group, i.store) in due)
     copies = {i.image: tuple(opened.catalog.copies(i.image)) for i in images}
-    policies = {g.name: g.copies for g in opened.site.groups}
-    missing = []
-    for image in images:
-        done = {c.destination for c in copies[image.image] if c.state in (*OUTLIVED, "verified")}
-        missing += [(image.image, d) for d in policies.get(image.group, ()) if d not in done]
+    missing, before, reasons, gone = [], [], {}, []
+    for each in owed(opened):
+        pair = (each.image.image, each.destination)
+        if each.image in images:
+            missing.append(pair)
+        elif opened.back_group_of(each.image) in (run.back_group, ""):
+            before.append(pair)
+        else:
+            continue
+        if each.orphan:
+            reasons[pair] = each.orphan
+        if each.image.image not in gone and is_lost(opened, each.image):
+            gone.append(each.image.image)
     sees = opened.sees(run.back_group)
     owner = opened.disk(run.back_group).owner() if sees else opened.catalog.owner(run.back_group)
-    before = [(o.image.image, o.destination) for o in owed(opened, run.back_group) if o.image.run != run.run]
+    of_run = [i.image for i in lost_images(opened, run) if i in images] if sees else []
     return NightResult(
         run=run,
         images=images,
@@ -207,8 +226,8 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         missing_copies=tuple(missing),
         owed_before=tuple(before),
         # Of a disk on another node the catalog cannot say what it lost.
-        lost=tuple(i.image for i in lost_images(opened, run) if i in images) if sees else (),
-        notes=_notes(opened, [*missing, *before]),
+        lost=tuple(dict.fromkeys([*of_run, *gone])),
+        notes=_notes(opened, [*missing, *before]) | reasons,
         accepted=frozenset(i.image for i in images if i.state != "whole" and opened.catalog.accepted(i)),
         whole=frozenset(i.image for i in images if opened.catalog.is_whole(i)),
         staged_only=staged_only,
@@ -294,7 +313,14 @@ def _what_to_do(result: NightResult) -> str:
                 f"or accept it as it is: `nightferry gate approve {result.run.run} --store G/S --reason TEXT`."
             )
         case "CopyMissing":
-            return "mend the destination; `nightferry backup --stage two` then delivers what is owed."
+            if any(image not in {i.image for i in result.images} for image in result.lost):
+                return (
+                    "restore what you need from older images, then `nightferry forget IMAGE --reason TEXT`."
+                )
+            return (
+                "repair what is named above; `nightferry backup --stage two` then delivers what is owed. What cannot "
+                "be delivered any more is given up with `nightferry forget IMAGE --reason TEXT`."
+            )
         case "Partial":
             return "look at the partial stores with `nightferry files IMAGE`, and rerun them."
         case "Completed":

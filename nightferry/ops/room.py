@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nightferry.model.records import FreedRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.owed import policy_of
 from nightferry.ops.ownership import confirm
 from nightferry.plan.staging import freeable
 from nightferry.transfer.durable import durable_rename
@@ -50,8 +51,9 @@ def may_free(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) -> lis
     """The images that ``free_staging`` would free now. Changes nothing."""
     staged = [i for i in _on_disk(opened, back_group) if not opened.catalog.freed(i.image)]
     copies = {image.image: opened.catalog.copies(image.image) for image in staged}
-    policies = {g.name: opened.policy(g) for g in opened.site.groups}
-    return freeable(staged, copies, policies, needed_bytes=needed_bytes)
+    policies = {image.image: policy_of(opened, image) for image in staged}
+    forgotten = {image.image for image in staged if opened.catalog.forgotten(image.image)}
+    return freeable(staged, copies, policies, forgotten=forgotten, needed_bytes=needed_bytes)
 
 
 def _on_disk(opened: OpenSite, back_group: str) -> list[ImageRecord]:

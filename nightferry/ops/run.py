@@ -7,19 +7,26 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from nightferry.catalog.locks import RunLock
 from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
 from nightferry.ops.leftovers import clear_killed, clear_leftovers, forget_expired
 from nightferry.ops.opened import OpenSite, operator
-from nightferry.plan.window import night_start, run_name, window_of
+from nightferry.ops.stamps import accept_clock, require_plausible_clock
+from nightferry.plan.window import night_start, run_name, window_of, window_start
 from nightferry.progress import Cancel, Progress
 
 log = logging.getLogger(__name__)
 
 _MISSED = 2
+_SAME_NIGHT = timedelta(hours=12)
+"""How much earlier than this window an unfinished run's may have begun and still be the same night, whose start was
+moved meanwhile."""
+
+
+_GIVEN_UP = "unfinished, and given up for a newer run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,17 @@ def window_now(opened: OpenSite, back_group: str, moment: datetime | None = None
     if not groups:
         raise ConfigError(f"no storage group is staged on {back_group}", subject=back_group)
     return window_of(moment or opened.clock.now(), night_start(g.start for g in groups), opened.site.tz)
+
+
+def window_begins(opened: OpenSite, back_group: str, moment: datetime | None = None) -> datetime:
+    """The instant, UTC, at which `window_now` began.
+
+    Raises:
+        ConfigError: no storage group is staged on it.
+    """
+    window = window_now(opened, back_group, moment)
+    start = night_start(g.start for g in opened.site.groups_of(back_group))
+    return window_start(window, start, opened.site.tz)
 
 
 @contextmanager
@@ -79,7 +97,7 @@ def run_lock(
         with _borrowed(opened, back_group, under, cancel) as borrowed:
             yield borrowed
         return
-    window = window_now(opened, back_group, moment)
+    window = f"{window_begins(opened, back_group, moment):%Y%m%dT%H%M%SZ}"
     lock = opened.catalog.run_lock(back_group)
 
     def acquire() -> None:
@@ -207,6 +225,7 @@ def begin_run(
     new: bool = False,
     moment: datetime | None = None,
     flow_run: str = "",
+    clock_is_right: str = "",
 ) -> Begun:
     """Continues the window's unfinished run of a BACK group, or starts one. Call it under ``run_lock``.
 
@@ -221,15 +240,20 @@ def begin_run(
         new: Start another run although this window's is finished.
         moment: See ``window_now``.
         flow_run: The Prefect flow run, kept for the report.
+        clock_is_right: An operator's reason to believe this clock, where runs are stamped later than now.
 
     Raises:
         ConfigError: an unknown name, or a storage group of another BACK group.
         OtherSite: it is another site's catalog.
+        ClockAhead: a run is stamped later than now, and nobody says which clock is right.
     """
     if level not in (None, 0):
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     opened.catalog.refresh()
     opened.mark()
+    if clock_is_right:
+        accept_clock(opened, clock_is_right)
+    require_plausible_clock(opened, "no night begins", moment)
     clear_killed(opened, back_group)
     forget_expired(opened)
     if opened.sees(back_group):
@@ -241,19 +265,23 @@ def begin_run(
             raise ConfigError(f"run {run} belongs to {found.back_group}, not to {back_group}", subject=run)
         return Begun(_extend(opened, found, None, flow_run), f"continuing run {run}")
     window = window_now(opened, back_group, moment)
-    of_window = [r for r in opened.catalog.runs(back_group) if r.window == window]
-    if of_window and not new:
-        latest = of_window[0]
-        if latest.state != "ended":
-            extended = _extend(opened, latest, wanted, flow_run)
-            return Begun(extended, f"continuing run {latest.run} of this window")
-        if _covers(latest, wanted):
-            return Begun(latest, f"run {latest.run} of this window is finished; repeat it with --new", True)
-    for old in opened.catalog.runs(back_group):
+    begins = window_begins(opened, back_group, moment)
+    runs = opened.catalog.runs(back_group)
+    finished = [r for r in runs if r.state == "ended" and r.note != _GIVEN_UP and _is_of(r, window, begins)]
+    if not new:
+        lacking = _without(wanted, finished)
+        unfinished = next((r for r in runs if r.state != "ended" and _may_continue(r, window, begins)), None)
+        if unfinished is not None:
+            extended = _extend(opened, unfinished, lacking, flow_run)
+            return Begun(extended, f"continuing run {unfinished.run} of this window")
+        if finished and not lacking:
+            how = f"run {finished[0].run} of this window is finished; repeat it with --new"
+            return Begun(finished[0], how, True)
+        wanted = lacking
+    for old in runs:
         if old.state != "ended":
-            opened.catalog.append(
-                old.model_copy(update={"state": "ended", "ended": opened.clock.now(), "result": "partial"})
-            )
+            ended = {"state": "ended", "ended": opened.clock.now(), "result": "partial", "note": _GIVEN_UP}
+            opened.catalog.append(old.model_copy(update=ended))
     name = run_name(window, back_group, {r.run for r in opened.catalog.runs(back_group)})
     record = RunRecord(
         run=name,
@@ -265,13 +293,33 @@ def begin_run(
         node=opened.active_node(back_group),
         started=opened.clock.now(),
         flow_run=flow_run,
+        window_start=begins,
     )
     opened.catalog.append(record)
     return Begun(record, f"started run {name}")
 
 
-def _covers(run: RunRecord, wanted: dict[str, tuple[str, ...]]) -> bool:
-    return all(set(stores) <= set(run.selection.get(group, ())) for group, stores in wanted.items())
+def _is_of(run: RunRecord, window: str, begins: datetime) -> bool:
+    """Whether the run was that of the window: an instant, since a start may be moved within a date."""
+    return run.window_start == begins if run.window_start is not None else run.window == window
+
+
+def _may_continue(run: RunRecord, window: str, begins: datetime) -> bool:
+    """Whether an unfinished run is this night's, or a later one's: the clock may have been set back meanwhile."""
+    if run.window_start is None:
+        return run.window >= window
+    return run.window_start > begins - _SAME_NIGHT
+
+
+def _without(wanted: dict[str, tuple[str, ...]], runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+    """What is wanted and was in none of the runs."""
+    lacking = {}
+    for group, stores in wanted.items():
+        had = {store for run in runs for store in run.selection.get(group, ())}
+        left = tuple(store for store in stores if store not in had)
+        if left:
+            lacking[group] = left
+    return lacking
 
 
 def _extend(

@@ -300,6 +300,8 @@ def _write_image(
         cpu_system_s=used.system - times.system,
         notes=(*summary.notes, *([begins] if begins else [])),
         origin=origin,
+        policy=group.copies,
+        at_least=group.at_least,
     )
     if state == "whole":
         record = _doubted(opened, definition, record)

@@ -8,11 +8,14 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any, Literal
 
-from nightferry.model.names import parse_run
-from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
+from nightferry.model.names import parse_run, split_store
+from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.stores import Group, StoreRef
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.origin import new_line
+from nightferry.ops.owed import Owed, describe, lost, orphans, owed
+from nightferry.ops.stamps import describe as describe_clock
+from nightferry.ops.stamps import future_runs, wrong_runs
 from nightferry.plan.window import night_start, window_start
 from nightferry.units import counted
 
@@ -68,17 +71,73 @@ class StoreStatus:
 
 
 def status(opened: OpenSite, *, max_age: timedelta = timedelta(hours=26)) -> list[StoreStatus]:
-    """Every store of the site file, in its order."""
+    """Every store of the site file, in its order; then those that it names no more and that still owe copies."""
     opened.catalog.refresh()
     now = opened.clock.now()
     found = []
     for ref in opened.site.stores:
         group, store = ref.group, ref.store
         of_store = _of_store(opened, group.name, store.name, group.copies, now - max_age)
-        found.append(
-            _with_missing(opened, _with_line(opened, _with_suspect(opened, of_store), ref), group, now)
-        )
-    return found
+        of_store = _with_line(opened, _with_suspect(opened, of_store), ref)
+        found.append(_with_missing(opened, of_store, group, now))
+    found += _orphaned_stores(opened)
+    return _with_clock(opened, _with_owed(opened, found), now)
+
+
+def _orphaned_stores(opened: OpenSite) -> Iterator[StoreStatus]:
+    """Stores that the site file names no more and whose images still owe copies."""
+    named = {ref.name for ref in opened.site.stores}
+    lines = {opened.catalog.line_of(each.image) for each in owed(opened)}
+    for name in sorted(lines - named):
+        group, store = split_store(name)
+        image = opened.catalog.image_as_of(group, store, None)
+        copies = tuple(opened.catalog.copies(image.image)) if image is not None else ()
+        staged = image is not None and opened.keeps(image)
+        proved = max((c.verified for c in copies if c.verified and c.state == "verified"), default=None)
+        reason = "not in the site file, and its images owe copies"
+        yield StoreStatus(group, store, "amber", image, staged, copies, proved, reason)
+
+
+def _with_owed(opened: OpenSite, found: list[StoreStatus]) -> list[StoreStatus]:
+    """Says of each store which of its images is lost, and which owe copies that no night delivers."""
+    gone: dict[str, list[ImageRecord]] = {}
+    stuck: dict[str, list[Owed]] = {}
+    for image in lost(opened):
+        gone.setdefault(opened.catalog.line_of(image), []).append(image)
+    for each in orphans(opened):
+        stuck.setdefault(opened.catalog.line_of(each.image), []).append(each)
+    rows = []
+    for row in found:
+        name = f"{row.group}/{row.store}"
+        for text in describe(stuck.get(name, [])):
+            row = _amber(row, text)
+        for image in gone.get(name, []):
+            row = _red(
+                row, f"image {image.image} is lost: damaged or gone on staging, and no copy can be read"
+            )
+        rows.append(row)
+    return rows
+
+
+def _with_clock(opened: OpenSite, found: list[StoreStatus], now: datetime) -> list[StoreStatus]:
+    """A stamp from the future makes every age a guess: red, until the clock is set or declared right and a night has
+    run."""
+    ahead = future_runs(opened, now)
+    wrong = wrong_runs(opened)
+    rows = []
+    for row in found:
+        if ahead:
+            row = _red(row, describe_clock(opened, ahead, now))
+        elif row.image is not None and row.image.run in wrong and row.image.started > now:
+            row = _red(
+                row, f"image {row.image.image} was stamped by a wrong clock, and nothing newer is there"
+            )
+        rows.append(row)
+    return rows
+
+
+def _red(found: StoreStatus, text: str) -> StoreStatus:
+    return replace(found, colour="red", reason="; ".join(filter(None, (found.reason, text))))
 
 
 def _with_suspect(opened: OpenSite, found: StoreStatus) -> StoreStatus:
@@ -117,19 +176,20 @@ def _missing(opened: OpenSite, group: Group, store: str, now: datetime) -> Itera
     if all(destination.deadline is None for destination in deadlines.values()):
         return
     start = night_start(g.start for g in opened.site.groups_of(group.back_group))
-    for image in reversed(opened.catalog.images(group.name, store)):
-        if opened.catalog.freed(image.image) or (
-            image.state != "whole" and not opened.catalog.accepted(image)
-        ):
-            continue
-        done = {
-            c.destination for c in opened.catalog.copies(image.image) if c.state in (*OUTLIVED, "verified")
-        }
-        begun = window_start(parse_run(image.run).window, start, opened.site.tz).astimezone(opened.site.tz)
-        for name, destination in deadlines.items():
-            due = destination.deadline_after(begun)
-            if name not in done and due is not None and due <= now:
-                yield Missing(image.image, name, due)
+    of_store = (
+        each for each in owed(opened) if opened.catalog.line_of(each.image) == f"{group.name}/{store}"
+    )
+    for each in of_store:
+        run = opened.catalog.latest(RunRecord, each.image.run)
+        begun = run.window_start if run is not None else None
+        if begun is None:
+            begun = window_start(parse_run(each.image.run).window, start, opened.site.tz)
+        destination = deadlines.get(each.destination)
+        due = (
+            destination.deadline_after(begun.astimezone(opened.site.tz)) if destination is not None else None
+        )
+        if due is not None and due <= now:
+            yield Missing(each.image.image, each.destination, due)
 
 
 def _of_store(

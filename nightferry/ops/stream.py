@@ -1,15 +1,13 @@
 """Stage two: every staged image to every destination of its policy, proved there, and staging freed.
 
-What is owed is computed from the records, never remembered: an image that lies on staging and lacks a
-verified copy at a destination of its policy. So a night that was cut off, drained or that found a destination
-away is caught up by the next one without anybody keeping a list.
+What is owed is computed from the records (`ops.owed`), never remembered. So a night that was cut off, drained or that
+found a destination away is caught up by the next one without anybody keeping a list.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from nightferry.errors import (
     NeedsRecall,
     NightferryError,
 )
-from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
+from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
@@ -35,40 +33,6 @@ from nightferry.ops.staged import StagedDamage, StagedOutgoing
 from nightferry.progress import Cancel, Progress
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Owed:
-    """One copy that is still to be made or proved."""
-
-    image: ImageRecord
-    destination: str
-
-
-def owed(opened: OpenSite, back_group: str) -> list[Owed]:
-    """Every copy that the images on a BACK group's staging still owe; what was owed longest comes first.
-
-    Partial images are owed too once an operator approved them; an image that neither is whole nor approved
-    stays on staging until its run is settled. A node that does not have the disk goes by the catalog alone.
-    """
-    opened.catalog.refresh()
-    sees = opened.sees(back_group)
-    groups = {g.name: g for g in opened.site.groups}
-    found = []
-    for image in reversed(opened.catalog.images()):
-        group = groups.get(image.group)
-        if group is None or opened.back_group_of(image) != back_group:
-            continue
-        if not (opened.is_staged(image) if sees else not opened.catalog.freed(image.image)):
-            continue
-        if image.state != "whole" and not opened.catalog.accepted(image):
-            continue
-        copies = {c.destination: c for c in opened.catalog.copies(image.image)}
-        for destination in group.copies:
-            copy = copies.get(destination)
-            if copy is None or copy.state not in (*OUTLIVED, "verified"):
-                found.append(Owed(image, destination))
-    return found
 
 
 def stream_image(

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
 import nightferry
+from nightferry.errors import ClockAhead
 from nightferry.model.findings import Finding
 from nightferry.ops.opened import OpenSite
-from nightferry.units import format_duration
+from nightferry.ops.stamps import describe, future_runs
 
 PACKAGES = ("blocks", "tasks", "flows", "deployments")
 """Our packages whose names others may bear, too."""
 
-CLOCKS_APART = timedelta(minutes=5)
-"""How far the clocks of two nodes may differ before `check` fails; no window is found wrongly below it."""
-
 
 def clock(opened: OpenSite) -> Iterator[Finding]:
-    """A clock behind our own records would begin last night's window again and sort new images before old."""
-    times = [r.started for r in opened.catalog.runs()[:1]] + [i.ended for i in opened.catalog.images()[:1]]
-    behind = max(times, default=opened.clock.now()) - opened.clock.now()
-    if behind > CLOCKS_APART:
-        yield Finding(
-            "NF-CLOCK-001",
-            "fail",
-            f"the clock is {format_duration(behind.total_seconds())} behind the newest record of the catalog",
-            "set the clock of this node, and of the one that wrote the record",
-        )
+    """A clock behind our own records would begin last night's window again."""
+    found = future_runs(opened)
+    if found:
+        yield Finding("NF-CLOCK-001", "fail", describe(opened, found), ClockAhead.default_hint)
 
 
 def packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> Iterator[Finding]:

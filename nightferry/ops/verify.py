@@ -22,13 +22,14 @@ from nightferry.errors import (
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.owed import is_lost, policy_of
 from nightferry.ops.passes import in_passes
 from nightferry.ops.places import open_place, places_of
 from nightferry.ops.read_back import mark_damaged, verify_copy
 from nightferry.ops.recall import Turns, recall
 from nightferry.ops.room import free_room
 from nightferry.ops.side_files import proven_chunks
-from nightferry.ops.staged import StagedOutgoing
+from nightferry.ops.staged import StagedDamage, StagedOutgoing
 from nightferry.ops.stream import made_before, make_copy, stream_image
 from nightferry.plan.restore_order import Choice, stops
 from nightferry.progress import Cancel, Progress
@@ -158,16 +159,15 @@ def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
     who asks for what is missing must hear of it."""
     opened.site.destination(destination)
     opened.catalog.refresh()
-    wanted = {g.name for g in opened.site.groups if destination in g.copies}
     missing = []
     for image in reversed(opened.catalog.images()):
-        if image.group not in wanted:
+        if destination not in policy_of(opened, image).destinations or opened.catalog.forgotten(image.image):
             continue
         states = {c.state for c in opened.catalog.copies(image.image) if c.destination == destination}
         if not states and image.state != "whole" and not opened.catalog.accepted(image):
             continue  # it owes no copy
         if states.isdisjoint({*OUTLIVED, "whole", "verified"}) and (
-            "damaged" in states or _readable_elsewhere(opened, image)
+            "damaged" in states or _readable_elsewhere(opened, image) or is_lost(opened, image)
         ):
             missing.append(image)
     return missing
@@ -196,10 +196,17 @@ def remake_copy(
         NotOwner: the disk that it lies on, or would lie on in between, is on another node.
     """
     opened.site.destination(destination)
+    damage: StagedDamage | None = None
     if opened.is_staged(image):
         back_group = opened.back_group_of(image)
         with opened.leases(back_group).read(f"copy of {image.image} to {destination}"):
-            return stream_image(opened, image, destination, progress=progress, cancel=cancel)
+            try:
+                return stream_image(opened, image, destination, progress=progress, cancel=cancel)
+            except StagedDamage as error:
+                damage = error
+        if not _readable_elsewhere(opened, image):
+            raise damage
+        progress.say(f"{damage}: it is made again from another copy")
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:
         return there

@@ -19,8 +19,9 @@ from nightferry.model.names import parse_image_name
 class Candidate:
     """One image of a store at one destination.
 
-    ``proved``: the image is whole and the copy there was verified. ``spared`` says why it must stay whatever
-    the rule says (held, owed by a run); empty when nothing speaks for it.
+    ``order``: its place in the catalog's log, which tells the newest of one night; stamps may be wrong. ``proved``: the
+    image is whole and the copy there was verified. ``spared`` says why it must stay whatever the rule says (held, owed
+    by a run); empty when nothing speaks for it.
     """
 
     image: str
@@ -28,6 +29,7 @@ class Candidate:
     started: datetime
     proved: bool
     spared: str = ""
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,25 @@ def night_of(image: str) -> date:
         ConfigError: it is not an image's name.
     """
     return date.fromisoformat(parse_image_name(image).run[:8])
+
+
+def nights_in_order(nights: Sequence[date | None]) -> list[date]:
+    """The nights of images in the order of the log, where some are unknown because a wrong clock named them.
+
+    Args:
+        nights: Oldest first; None where the name is wrong.
+
+    Returns:
+        For those the night of the nearest older image whose name is right, else of the nearest newer one: so that a
+        night from the future never outlives the true ones.
+    """
+    known = [night for night in nights if night is not None]
+    last = known[0] if known else date.min
+    found = []
+    for night in nights:
+        last = night if night is not None else last
+        found.append(last)
+    return found
 
 
 def judge(retention: Retention, candidates: Sequence[Candidate]) -> list[Verdict]:
@@ -93,8 +114,8 @@ def judge(retention: Retention, candidates: Sequence[Candidate]) -> list[Verdict
     return verdicts
 
 
-def _age(candidate: Candidate) -> tuple[date, datetime, str]:
-    return candidate.night, candidate.started, candidate.image
+def _age(candidate: Candidate) -> tuple[date, int, datetime, str]:
+    return candidate.night, candidate.order, candidate.started, candidate.image
 
 
 def _kept_by(retention: Retention, newest_first: Sequence[Candidate]) -> dict[str, tuple[str, ...]]:

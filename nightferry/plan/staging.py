@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nightferry.errors import ConfigError
@@ -48,14 +48,15 @@ def freeable(
     copies: Mapping[str, Sequence[CopyRecord]],
     policies: Mapping[str, CopyPolicy],
     *,
+    forgotten: Collection[str] = (),
     needed_bytes: int = 0,
 ) -> list[ImageRecord]:
     """The staged images that may be freed, in the order in which to free them.
 
     The rule:
 
-    1. Only an image whose policy's copies are verified (all of them, or ``at_least`` many) is ever freed. An
-       image of a group without a policy never is.
+    1. Only an image whose policy's copies are verified (all of them, or ``at_least`` many), or that an operator gave
+       up, is ever freed. One without a policy never is.
     2. Of each store staging keeps the newest image and, when that is partial or suspect, the newest whole one too,
        because the next restore most likely wants them and staging gives them fastest. All older ones may go,
        the oldest first.
@@ -63,12 +64,13 @@ def freeable(
        more of them than needed. Rule 1 holds for them too: want of room never costs the last good copy.
 
     Args:
-        images: The images that lie on staging now.
+        images: The images that lie on staging now, the newest first.
         copies: Image → its copies, one per destination.
-        policies: Storage group → its policy.
+        policies: Image → its policy.
+        forgotten: Images that an operator gave up.
         needed_bytes: Room that must come free; 0 when there is enough.
     """
-    oldest_first = sorted(images, key=lambda image: (image.started, image.image))
+    oldest_first = list(reversed(list(images)))
     kept: dict[tuple[str, str, str], str] = {}
     for image in oldest_first:
         kept[image.group, image.store, "newest"] = image.image
@@ -78,7 +80,8 @@ def freeable(
     secured = [
         image
         for image in oldest_first
-        if image.group in policies and is_secured(policies[image.group], copies.get(image.image, ()))
+        if image.image in forgotten
+        or (image.image in policies and is_secured(policies[image.image], copies.get(image.image, ())))
     ]
     freed = [image for image in secured if image.image not in keep]
     room = sum(image.size_bytes for image in freed)

@@ -210,6 +210,7 @@ def test_the_page_says_exactly_what_is_printed(
     (site.root / "away").rename(site.root / "objects")
     run("nightferry copy", "--missing", "--to", "objects")
     _expiry(site, run, said)
+    _renames(site, run)
     run("nightferry catalog rebuild", "--copy", "objects", "--to", tmp_path / "rebuilt", code=None)
     (site.root / "backup").rename(site.root / "unmounted")
     run("nightferry cluster view")
@@ -239,6 +240,16 @@ def _media(site: CommandSite, run: Callable[..., dict[str, Any]]) -> None:
     run("nightferry copy", "--missing", "--to", "tape")
 
 
+def _renames(site: CommandSite, run: Callable[..., dict[str, Any]]) -> None:
+    """A store that is renamed while the destination of its last copy has gone from the site file."""
+    with site.opened() as here:
+        held = night.stage_one(here, BACK, new=True)
+    site.edit('name = "mailbox"', 'name = "letters"')
+    run("nightferry selection adopt", "SG2/mailbox", "SG2/letters")
+    site.edit('name = "letters"', 'name = "mailbox"')
+    run("nightferry forget", f"{held.run}.SG2.mailbox.L0", "--reason", "a test")
+
+
 def _expiry(site: CommandSite, run: Callable[..., dict[str, Any]], said: Said) -> None:
     """Holds, and an expiry that is refused, foreseen, cannot reach a destination, and meets all it may meet."""
     with site.file.open("a") as file:
@@ -264,6 +275,7 @@ def _expiry(site: CommandSite, run: Callable[..., dict[str, Any]], said: Said) -
         cartridges=[cartridge],
         leftovers=[LeftoverOutlook("cloud", left), LeftoverOutlook("cloud", left, "it is away")],
         foreign=[LeftoverOutlook("cloud", left, why="nothing proves that it is ours")],
+        orphaned=[f"{image.image} owes 1 copy at cloud: destination cloud is not in the site file"],
     )
     said.add("nightferry expire", json.loads(dump_json(met.as_json())))
 

@@ -14,7 +14,7 @@ import pytest
 
 from nightferry.errors import CopyMissing, ImplausibleExpiry, NoScratch
 from nightferry.model.records import CopyRecord, ExpiryRecord
-from nightferry.ops import check, expire, gate, hold, media, restore, stage, stream, verify
+from nightferry.ops import check, expire, gate, hold, media, owed, restore, stage, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 from tests.support import brought, night
@@ -344,7 +344,7 @@ def test_what_is_found_out_about_a_copy_does_not_bring_it_back(aged: Aged) -> No
         assert result.exit_code == 20
         now = opened.catalog.copies(image(10))[0]
         assert now.state == "expired"
-        assert stream.owed(opened, BACK_GROUP) == []
+        assert owed.owed(opened, BACK_GROUP) == []
 
 
 def test_a_hold_that_comes_while_it_expires_is_heard(aged: Aged, monkeypatch: pytest.MonkeyPatch) -> None:

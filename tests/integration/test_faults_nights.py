@@ -18,7 +18,7 @@ import pytest
 from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed, StagingFull
 from nightferry.image import index_builder
 from nightferry.model.records import ImageRecord
-from nightferry.ops import gate, move, read_back, restore, run, stage, staged, stream, verify
+from nightferry.ops import gate, move, owed, read_back, restore, run, stage, staged, stream, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
 from nightferry.ops.room import set_aside
@@ -60,7 +60,7 @@ def test_an_approval_of_a_missing_store_accepts_no_image_that_comes_later(
             unsteady(patched)
             stage.stage_store(opened, record, "SG1", "b", progress=QUIET, cancel=Cancel())
         assert states(opened) == {"a": "whole", "b": "partial"}
-        assert {o.image.store for o in stream.owed(opened, BACK_GROUP)} == {"a"}
+        assert {o.image.store for o in owed.owed(opened, BACK_GROUP)} == {"a"}
         # Nobody accepted that image, so a retry makes it again.
         night.stage_one(opened, BACK_GROUP, run=record.run)
         stage.stage_store(opened, record, "SG1", "b", progress=QUIET, cancel=Cancel())
@@ -146,10 +146,10 @@ def test_what_a_storage_group_owes_is_delivered_after_it_went_to_another_disk(
     moved = site.file.read_text().replace('back_group = "TEX-BACK-1"', 'back_group = "TEX-BACK-2"', 1)
     site.file.write_text(moved)
     with site.open(HandClock()) as opened:
-        assert stream.owed(opened, "TEX-BACK-2") == []
+        assert owed.owed(opened, "TEX-BACK-2") == []
         assert bring_back(opened, tmp_path / "back").copy == "staging"
         night.stage_two(opened, record)
-        assert stream.owed(opened, BACK_GROUP) == []
+        assert owed.owed(opened, BACK_GROUP) == []
         assert [s.colour for s in status(opened)] == ["green", "green"]
 
 
@@ -274,7 +274,8 @@ def test_an_image_of_a_node_whose_clock_goes_ahead_is_the_newest_all_the_same(ma
         night.night(opened, BACK_GROUP)
         clock.advance(-timedelta(minutes=10))
         assert restore.find_image(opened, "SG1", "a").run == opened.catalog.runs()[0].run
-        assert {s.colour for s in status(opened)} == {"green"}
+        assert {s.colour for s in status(opened)} == {"red"}
+        assert "is stamped" in status(opened)[0].reason
         with pytest.raises(ConfigError, match="began by"):
             restore.find_image(opened, "SG1", "a", as_of=clock.now())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nightferry.errors import DestinationError, NightferryError
-from nightferry.ops import stream
+from nightferry.ops import owed, stream
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Quiet
 from tests.servers.tgtd import Tgtd
@@ -117,16 +117,16 @@ def test_four_images_go_to_four_drives_at_once_and_come_back_equal(
 
 def stream_together(opened: OpenSite) -> set[str]:
     """Streams what is owed, an image a thread; returns the drives that wrote."""
-    owed = stream.owed(opened, BACK_GROUP)
-    together = threading.Barrier(len(owed), timeout=60)
+    debts = owed.owed(opened, BACK_GROUP)
+    together = threading.Barrier(len(debts), timeout=60)
     lanes: set[str] = set()
 
-    def go(item: stream.Owed) -> None:
+    def go(item: owed.Owed) -> None:
         progress = When(1, together.wait)
         copy = stream.stream_image(opened, item.image, item.destination, progress=progress, cancel=Cancel())
         lanes.add(str(copy.lane))
 
-    threads = [threading.Thread(target=go, args=(item,)) for item in owed]
+    threads = [threading.Thread(target=go, args=(item,)) for item in debts]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -6,9 +6,10 @@ from datetime import timedelta
 
 from nightferry.errors import NightferryError
 from nightferry.model.records import RunRecord
-from nightferry.ops import gate, move, room, run, stage, stream
+from nightferry.ops import gate, move, owed, room, run, stage
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.report import night_result
+from nightferry.ops.verify import remake_copy
 from nightferry.progress import QUIET, Cancel, Progress
 from tests.support.small_site import BACK_GROUP, HandClock
 
@@ -59,13 +60,13 @@ def stage_two(
         record = run.set_state(opened, record, state="streaming")
         failed: list[NightferryError] = []
         with opened.leases(record.back_group).read("stage two"):
-            for owed in stream.owed(opened, record.back_group):
+            for each in owed.owed(opened, record.back_group):
+                if each.orphan:
+                    continue
                 if opened.drain_requested(record.back_group):
                     break
                 try:
-                    stream.stream_image(
-                        opened, owed.image, owed.destination, progress=progress, cancel=cancel
-                    )
+                    remake_copy(opened, each.image, each.destination, progress=progress, cancel=cancel)
                 except NightferryError as error:
                     failed.append(error)
             room.free_staging(opened, record.back_group)

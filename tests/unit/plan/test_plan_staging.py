@@ -7,7 +7,7 @@ from nightferry.model.records import CopyRecord, CopyState, ImageRecord, ImageSt
 from nightferry.plan.staging import CopyPolicy, freeable, is_secured
 
 AT = datetime(2026, 3, 8, 2, 0, tzinfo=UTC)
-BOTH = {"SG1": CopyPolicy(("tape", "cloud"))}
+BOTH = CopyPolicy(("tape", "cloud"))
 
 
 def image(name: str, day: int, store: str = "priv1", state: ImageState = "whole") -> ImageRecord:
@@ -28,11 +28,12 @@ def verified(*names: str) -> dict[str, list[CopyRecord]]:
 
 
 def freed(images: list[ImageRecord], copies: dict[str, list[CopyRecord]], needed_bytes: int = 0) -> list[str]:
-    return [i.image for i in freeable(images, copies, BOTH, needed_bytes=needed_bytes)]
+    policies = {image.image: BOTH for image in images}
+    return [i.image for i in freeable(images, copies, policies, needed_bytes=needed_bytes)]
 
 
 def test_older_images_with_every_copy_verified_go_the_oldest_first() -> None:
-    images = [image("new", 2), image("old", 0), image("mid", 1)]
+    images = [image("new", 2), image("mid", 1), image("old", 0)]
     assert freed(images, verified("new", "old", "mid")) == ["old", "mid"]
 
 
@@ -45,7 +46,7 @@ def test_an_image_with_a_copy_that_is_not_verified_stays(state: CopyState) -> No
 
 
 def test_the_newest_goes_only_when_room_is_needed_and_no_more_than_needed() -> None:
-    images = [image("a-old", 0, "a"), image("a-new", 2, "a"), image("b-new", 1, "b")]
+    images = [image("a-new", 2, "a"), image("b-new", 1, "b"), image("a-old", 0, "a")]
     copies = verified("a-old", "a-new", "b-new")
     assert freed(images, copies, needed_bytes=100) == ["a-old"]
     assert freed(images, copies, needed_bytes=101) == ["a-old", "b-new"]
@@ -53,8 +54,20 @@ def test_the_newest_goes_only_when_room_is_needed_and_no_more_than_needed() -> N
 
 
 def test_the_newest_whole_image_stays_beside_a_newer_partial_one() -> None:
-    images = [image("old", 0), image("whole", 1), image("partial", 2, state="partial")]
+    images = [image("partial", 2, state="partial"), image("whole", 1), image("old", 0)]
     assert freed(images, verified("old", "whole", "partial")) == ["old"]
+
+
+def test_what_a_wrong_clock_stamped_does_not_count_as_newer() -> None:
+    images = [image("true", 1), image("from-the-future", 400), image("old", 0)]
+    assert freed(images, verified("true", "from-the-future", "old")) == ["old", "from-the-future"]
+
+
+def test_what_an_operator_gave_up_goes_like_what_is_secured() -> None:
+    images = [image("new", 1), image("old", 0)]
+    policies = {"new": BOTH, "old": BOTH}
+    assert freeable(images, {}, policies) == []
+    assert [i.image for i in freeable(images, {}, policies, forgotten={"old", "new"})] == ["old"]
 
 
 def test_at_least_frees_earlier() -> None:
@@ -67,7 +80,7 @@ def test_at_least_frees_earlier() -> None:
 def test_without_a_policy_or_copies_nothing_is_ever_freed() -> None:
     images = [image("new", 1), image("old", 0)]
     assert freeable(images, verified("new", "old"), {}, needed_bytes=10**9) == []
-    assert freeable(images, verified("new", "old"), {"SG1": CopyPolicy(())}, needed_bytes=10**9) == []
+    assert freeable(images, verified("new", "old"), {"new": CopyPolicy(())}, needed_bytes=10**9) == []
 
 
 def test_an_impossible_policy_is_refused() -> None:

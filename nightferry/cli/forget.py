@@ -1,0 +1,28 @@
+"""`nightferry forget`: an operator's word that owed copies, or a lost image, are given up."""
+
+from __future__ import annotations
+
+from nightferry.cli.session import current
+
+
+def forget(name: str, /, *, reason: str) -> None:
+    """Gives up what an image still owes, or all that a store's images owe. No byte is removed by that.
+
+    Parameters
+    ----------
+    name
+        An image's name, or GROUP/STORE.
+    reason
+        Why; it is kept in the catalog.
+    """
+    from nightferry.ops.opened import OpenSite
+    from nightferry.ops.owed import forget as give_up
+    from nightferry.units import counted
+
+    session = current()
+    with OpenSite(session.load_site()) as here:
+        records = give_up(here, name, reason)
+    session.out.result(
+        {"forgotten": [record.model_dump(mode="json") for record in records]},
+        f"{counted(len(records), 'image')} given up: {', '.join(record.image for record in records)}",
+    )

@@ -1,0 +1,259 @@
+"""What copies are owed, from the records alone: the policy as it was when an image was staged.
+
+An image owes its copies until each is verified, or an operator gives it up. Neither a site file that no longer names
+its storage group, store, destination or BACK group ends that, nor the loss of the image on staging: it is made again
+from another copy, and where there is none it is lost, which is said until somebody gives it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nightferry.errors import ConfigError
+from nightferry.model.records import (
+    OUTLIVED,
+    THERE,
+    AdoptionRecord,
+    ForgottenRecord,
+    FreedRecord,
+    ImageRecord,
+    SelectionRecord,
+)
+from nightferry.ops.opened import OpenSite, operator
+from nightferry.plan.staging import CopyPolicy
+from nightferry.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """One copy that is still to be made or proved."""
+
+    image: ImageRecord
+    destination: str
+    orphan: str = ""
+    """Why no night delivers it as the site file is; empty when one does."""
+
+
+def owed(opened: OpenSite, back_group: str | None = None) -> list[Owed]:
+    """Every copy that is owed; what was owed longest comes first.
+
+    Args:
+        opened: The site.
+        back_group: Only of images on this BACK group's disk; None: of all, also those whose disk nobody knows.
+    """
+    opened.catalog.refresh()
+    return [
+        each
+        for image in reversed(opened.catalog.images())
+        if back_group is None or opened.back_group_of(image) == back_group
+        for each in _owed_by(opened, image)
+    ]
+
+
+def orphans(opened: OpenSite) -> list[Owed]:
+    """What is owed and no night delivers as the site file is now."""
+    return [each for each in owed(opened) if each.orphan]
+
+
+def owes(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether a copy of the image is owed."""
+    return next(_owed_by(opened, image), None) is not None
+
+
+def policy_of(opened: OpenSite, image: ImageRecord) -> CopyPolicy:
+    """Where the image's copies must be: as its storage group said when it was staged.
+
+    Of an image from before that was recorded the storage group says it now; of one whose group is gone, its copies do.
+    """
+    if image.policy is not None:
+        return CopyPolicy(image.policy, image.at_least)
+    group = next((g for g in opened.site.groups if g.name == image.group), None)
+    if group is not None:
+        return opened.policy(group)
+    return CopyPolicy(tuple(copy.destination for copy in opened.catalog.copies(image.image)))
+
+
+def is_lost(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether the image can be read nowhere although its copies are owed: the night that staged it is gone.
+
+    Of a disk that is on another node nobody here can say that.
+    """
+    if opened.keeps(image) or not owes(opened, image):
+        return False
+    return not _readable_copies(opened, image)
+
+
+def lost(opened: OpenSite, group: str | None = None, store: str | None = None) -> list[ImageRecord]:
+    """The lost images, the newest first."""
+    return [image for image in opened.catalog.images(group, store) if is_lost(opened, image)]
+
+
+def describe(orphaned: list[Owed]) -> list[str]:
+    """A line for each image with a copy that no night delivers."""
+    found: dict[str, list[Owed]] = {}
+    for each in orphaned:
+        found.setdefault(each.image.image, []).append(each)
+    return [
+        f"{image} owes {counted(len(rows), 'copy', 'copies')} at {', '.join(row.destination for row in rows)}: "
+        + "; ".join(dict.fromkeys(row.orphan for row in rows))
+        for image, rows in found.items()
+    ]
+
+
+FORGET_HINT = (
+    "put what is named back into the site file; or give it up with `nightferry forget IMAGE --reason TEXT`; "
+    "a renamed store goes on with `nightferry selection adopt OLD NEW`"
+)
+
+
+def forget(opened: OpenSite, name: str, reason: str) -> list[ForgottenRecord]:
+    """Records an operator's word that an image, or all of a store's, owes nothing more.
+
+    No byte is removed by that. Staging frees a given-up image when the rule for staging lets it; a lost one is no
+    longer listed.
+
+    Args:
+        opened: The site.
+        name: An image's name, or ``GROUP/STORE``.
+        reason: Why.
+
+    Returns:
+        What was recorded, one for each image.
+
+    Raises:
+        ConfigError: no reason, no such image or store, or nothing that could be given up.
+    """
+    if not reason.strip():
+        raise ConfigError("giving up needs a reason", hint="say why with --reason", subject=name)
+    opened.catalog.refresh()
+    if "/" in name:
+        group, store = opened.require_store(name)
+        images = opened.catalog.images(group, store)
+    else:
+        images = [opened.catalog.image(name)]
+    owing = [image for image in images if owes(opened, image)]
+    if not owing:
+        raise ConfigError(
+            f"{name} owes nothing and is not lost",
+            hint="`nightferry status` and `nightferry images` name what is",
+            subject=name,
+        )
+    now, who = opened.clock.now(), operator()
+    found = []
+    for image in owing:
+        was_lost = is_lost(opened, image)
+        record = ForgottenRecord(image=image.image, reason=reason, who=who, at=now)
+        opened.catalog.append(record)
+        if was_lost:
+            opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=now, expired=True))
+        found.append(record)
+    return found
+
+
+def adopt(opened: OpenSite, old: str, new: str) -> list[AdoptionRecord]:
+    """Records that a renamed store, or every store of a renamed storage group, goes on under its new name.
+
+    Images of before belong to the new name's line: restores, `status` and the retention take them for its own. A fixed
+    selection that names the old store names the new one from now on.
+
+    Args:
+        opened: The site.
+        old: ``GROUP/STORE`` or ``GROUP`` that the site file does not name any more.
+        new: The same in its new words, which it names.
+
+    Raises:
+        ConfigError: the old name has no images or is still in the site file, or the new one is not.
+    """
+    opened.catalog.refresh()
+    if ("/" in old) != ("/" in new):
+        raise ConfigError(
+            f"{old} and {new} are not of one kind",
+            hint="name two stores as GROUP/STORE, or two storage groups",
+            subject=new,
+        )
+    pairs = [(old, new)] if "/" in old else list(_stores_of(opened, old, new))
+    now, who = opened.clock.now(), operator()
+    for before, after in pairs:
+        _require_adoptable(opened, before, after)
+    records = [AdoptionRecord(old=before, new=after, who=who, at=now) for before, after in pairs]
+    for record in records:
+        opened.catalog.append(record)
+        _rename_in_selection(opened, record)
+    return records
+
+
+def _stores_of(opened: OpenSite, old: str, new: str) -> Iterator[tuple[str, str]]:
+    """The stores of a renamed storage group, each with its new name."""
+    if any(group.name == old for group in opened.site.groups):
+        raise _still_there(old)
+    stores = dict.fromkeys(image.store for image in reversed(opened.catalog.images(old)))
+    known = {store.name for store in opened.site.group(new).stores}
+    missing = [store for store in stores if store not in known]
+    if not stores or missing:
+        named = f"{old}/{missing[0]} has no store of its name in {new}" if missing else f"{old} has no images"
+        raise ConfigError(
+            named, hint="adopt store by store: `nightferry selection adopt OLD/STORE NEW/STORE`", subject=old
+        )
+    yield from ((f"{old}/{store}", f"{new}/{store}") for store in stores)
+
+
+def _require_adoptable(opened: OpenSite, old: str, new: str) -> None:
+    group, _, store = old.partition("/")
+    opened.site.store(new)
+    if any(ref.name == old for ref in opened.site.stores):
+        raise _still_there(old)
+    if not any(True for _ in opened.catalog.images(group, store)):
+        raise ConfigError(
+            f"no image of {old} is in the catalog",
+            hint="`nightferry images` lists the stores that have some",
+            subject=old,
+        )
+
+
+def _still_there(old: str) -> ConfigError:
+    return ConfigError(
+        f"{old} is still in the site file, so nothing goes on in its place",
+        hint="rename it there first",
+        subject=old,
+    )
+
+
+def _rename_in_selection(opened: OpenSite, record: AdoptionRecord) -> None:
+    group, _, store = record.old.partition("/")
+    new_group, _, new_store = record.new.partition("/")
+    fixed = opened.catalog.selection(group)
+    if group != new_group or fixed is None or store not in fixed.stores or new_store in fixed.stores:
+        return
+    stores = tuple(new_store if name == store else name for name in fixed.stores)
+    changed = SelectionRecord(group=group, stores=stores, rule=fixed.rule, at=record.at, who=record.who)
+    opened.catalog.append(changed)
+
+
+def _owed_by(opened: OpenSite, image: ImageRecord) -> Iterator[Owed]:
+    """Partial images owe copies, too, once an operator approved them."""
+    if opened.catalog.freed(image.image) or opened.catalog.forgotten(image.image):
+        return
+    if image.state != "whole" and not opened.catalog.accepted(image):
+        return
+    done = {c.destination for c in opened.catalog.copies(image.image) if c.state in (*OUTLIVED, "verified")}
+    known = {destination.name for destination in opened.site.destinations}
+    disks = {back_group.name for back_group in opened.site.back_groups}
+    for destination in policy_of(opened, image).destinations:
+        if destination in done:
+            continue
+        if destination not in known:
+            yield Owed(image, destination, f"destination {destination} is not in the site file")
+        elif opened.back_group_of(image) not in disks and not _readable_copies(opened, image):
+            yield Owed(image, destination, "its BACK group is not in the site file")
+        else:
+            yield Owed(image, destination)
+
+
+def _readable_copies(opened: OpenSite, image: ImageRecord) -> list[str]:
+    known = {destination.name for destination in opened.site.destinations}
+    return [
+        copy.destination
+        for copy in opened.catalog.copies(image.image)
+        if copy.state in THERE - {"damaged"} and copy.destination in known
+    ]
