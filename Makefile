@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check fmt clean
+.PHONY: demo test soak check fmt clean
 .DEFAULT_GOAL := check
+
+# The tests of one server stay together; each stage fails when none of its tests passed (tests/conftest.py). Much of their
+# time is waiting for servers: three workers keep two cores busy.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -28,12 +32,16 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n 2 tests/unit tests/property
+	$(BIN)/python -m pytest -q -n 2 -m 'not soak' tests/unit tests/property
 
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.servers.install
 	$(MAKE) check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10 tests/contract tests/golden tests/integration tests/e2e
+	$(PYTEST) --durations 10 -m 'not soak' tests/contract tests/golden tests/integration tests/e2e
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.servers.install
+	$(PYTEST) --durations 10 -m soak tests
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -37,6 +37,16 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tests that were all skipped or deselected proved nothing: the run fails as one that found none."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or session.config.option.collectonly or hasattr(session.config, "workerinput"):
+        return
+    if session.exitstatus == pytest.ExitCode.OK and not reporter.stats.get("passed"):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
 def needs(*programs: str) -> pytest.MarkDecorator:
     """Skips a test, visibly, where a program is missing; with NIGHTFERRY_REQUIRE_SERVERS=1 it fails there."""
     missing = [name for name in programs if shutil.which(name) is None]

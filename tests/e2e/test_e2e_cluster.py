@@ -13,7 +13,13 @@ from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, PRIMA
 from tests.support.cluster_site import ClusterSite
 from tests.support.placed_cluster import PlacedCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.server, pytest.mark.xdist_group("cluster"), needs("curl")]
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.e2e,
+    pytest.mark.server,
+    pytest.mark.xdist_group("cluster"),
+    needs("curl"),
+]
 
 SLOW = 'bandwidth = ["00:00 1 MiB/s"]'
 

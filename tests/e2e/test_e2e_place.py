@@ -124,9 +124,9 @@ def test_a_rerun_of_a_whole_night_starts_nothing_on_any_node(site):
     assert len(runs_of(site, "stage-one", ACTIVE)) == before
 
 
-def test_stage_one_stops_with_its_night_and_a_node_that_dies_in_it_is_not_waited_for_for_ever(
-    site, workers, monkeypatch
-):
+@pytest.fixture
+def slow(site):
+    """The site with a store that takes half a minute to stage."""
     subprocess.run(
         ["dd", "if=/dev/urandom", f"of={site.here}/stores/shares/large", "bs=1M", "count=64", "status=none"],
         check=True,
@@ -134,41 +134,55 @@ def test_stage_one_stops_with_its_night_and_a_node_that_dies_in_it_is_not_waited
     text = site.path.read_text()
     site.path.write_text(text.replace("[staging]\n", '[staging]\nbandwidth = ["00:00 2 MiB/s"]\n'))
     site.deploy()
+    yield site
+    site.path.write_text(text)
+    site.deploy()
 
-    def partial():
-        return list((site.here / "backup").rglob("*.partial"))
 
+STAGE_ONE = ("backup", "--store", "SG2/shares", "--new", "--stage", "one")
+
+
+def partial(site):
+    """The images that are being staged."""
+    return list((site.here / "backup").rglob("*.partial"))
+
+
+def test_stage_one_on_another_node_stops_with_its_night(slow):
     # Told to stop, a night waits until its part on the other node has stopped.
-    words = ("backup", "--store", "SG2/shares", "--new", "--stage", "one")
-    night = site.start(*words, NIGHTFERRY_NODE=ALTERNATE)
-    until(partial, 60)
+    night = slow.start(*STAGE_ONE, NIGHTFERRY_NODE=ALTERNATE)
+    until(lambda: partial(slow), 60)
     night.send_signal(signal.SIGTERM)
     said, complained = night.communicate(timeout=60)
     assert night.returncode == 143, said + complained
-    stopped = runs_of(site, "stage-one", ACTIVE)[-1]
+    stopped = runs_of(slow, "stage-one", ACTIVE)[-1]
     assert stopped["state_type"] == "CANCELLED"
-    assert not partial()
+    assert not partial(slow)
 
-    # Stopped there alone, by Prefect's own means, it ends the command as a stop here does.
-    night = site.start(*words, "--json", NIGHTFERRY_NODE=ALTERNATE)
-    until(partial, 60)
-    working = runs_of(site, "stage-one", ACTIVE)[-1]
+
+@pytest.mark.soak
+def test_stage_one_that_is_stopped_there_alone_ends_the_command_as_a_stop_here_does(slow):
+    night = slow.start(*STAGE_ONE, "--json", NIGHTFERRY_NODE=ALTERNATE)
+    until(lambda: partial(slow), 60)
+    working = runs_of(slow, "stage-one", ACTIVE)[-1]
     ask(f"/flow_runs/{working['id']}/set_state", {"state": {"type": "CANCELLING"}})
     said, complained = night.communicate(timeout=60)
     assert night.returncode == 130, said + complained
     assert f"stage-one on {ACTIVE} ended Cancelled" in json.loads(said)["error"]["message"]
-    assert not partial()
+    assert not partial(slow)
 
-    # A node that dies at work says nothing. Its run is given up once it has been silent for long enough.
+
+@pytest.mark.soak
+def test_a_node_that_dies_in_stage_one_is_not_waited_for_for_ever(slow, workers, monkeypatch):
+    # It says nothing. Its run is given up once it has been silent for long enough.
     monkeypatch.setattr("tasks.heartbeat.SILENT_S", 6.0)
     loose = {"stores": ["SG2/shares"], "stage": "one", "stagger": False}
     states = []
     # Prefect keeps which server it talks to in the context, which a thread does not inherit.
     context = contextvars.copy_context()
-    night = threading.Thread(target=context.run, args=(lambda: states.append(site.night(**loose)),))
+    night = threading.Thread(target=context.run, args=(lambda: states.append(slow.night(new=True, **loose)),))
     night.start()
-    until(partial, 60)
-    working = runs_of(site, "stage-one", ACTIVE)[-1]
+    until(lambda: partial(slow), 60)
+    working = runs_of(slow, "stage-one", ACTIVE)[-1]
     beats = {
         "event": {"name": ["prefect.flow-run.heartbeat"]},
         "resource": {"id": [f"prefect.flow-run.{working['id']}"]},
@@ -182,15 +196,16 @@ def test_stage_one_stops_with_its_night_and_a_node_that_dies_in_it_is_not_waited
     assert ask(f"/flow_runs/{working['id']}", method="GET")["state_type"] == "CRASHED"
 
     workers.power_on()
-    site.path.write_text(text)
-    site.deploy()
-    again = site.night(**loose)
+    text = slow.path.read_text()
+    slow.path.write_text(text.replace('bandwidth = ["00:00 2 MiB/s"]\n', ""))
+    slow.deploy()
+    again = slow.night(**loose)
     assert again.is_completed(), again.message
-    here = site.opened()
+    here = slow.opened()
     run = here.catalog.runs(BACK)[0]
     (image,) = here.catalog.images(run=run.run)
     assert (image.state, image.node) == ("whole", ACTIVE)
-    assert not partial()
+    assert not partial(slow)
 
 
 def test_restores_run_on_the_node_that_is_asked_for(site):
@@ -237,6 +252,7 @@ def test_the_command_ends_with_the_code_of_an_error_on_another_node_as_with_one_
         assert told["message"] == own["message"] == "what was played"
 
 
+@pytest.mark.soak
 def test_a_node_without_a_worker_is_waited_for_by_name_and_not_for_ever(site):
     flow_run = site.start_flow(
         f"restore-files/{site.name}",

@@ -179,6 +179,7 @@ def test_a_disk_that_somebody_keeps_busy_is_not_moved(cluster: PacemakerServer, 
     site.require_whole()
 
 
+@pytest.mark.soak
 def test_a_stop_that_fails_ends_the_move_and_nothing_is_written_on_the_target(
     cluster: PacemakerServer, site: ClusterSite
 ) -> None:
@@ -446,6 +447,7 @@ def test_of_two_coordinators_one_moves_and_the_other_is_busy(
     site.require_whole()
 
 
+@pytest.mark.soak
 def test_a_coordinator_killed_at_every_step_of_the_move_is_followed_by_one_that_ends_it(
     cluster: PacemakerServer, site: ClusterSite
 ) -> None:

@@ -26,6 +26,7 @@ from tests.support.kill_sweep import Hook, in_child
 from tests.support.night import night
 from tests.support.outside import compare_tree, folder_copies, wrong_images
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
+from tests.support.sweeping import first_of_each
 
 DAY = timedelta(days=1)
 POINT = re.compile(
@@ -150,17 +151,20 @@ class Sweep:
         return problems
 
 
-def main(folder: str, every: bool) -> None:
+def main(folder: str, *words: str) -> None:
     sweep = Sweep(Path(folder))
     seen: set[str] = set()
     relabelling, before = False, ""
-    for point, call in enumerate(sweep.calls(), start=1):
+    calls = sweep.calls()
+    only = first_of_each(calls, words[1:]) if words[:1] == ("only",) else None
+    for point, call in enumerate(calls, start=1):
         relabelling = bool(RELABEL.search(call)) or (relabelling and not LABELLED.search(call))
         writing_over = relabelling and call.startswith(
             ("replace /vtl", "unlink /vtl", "open /vtl", "write /vtl")
         )
         known = call in seen if not writing_over else call == before
-        if every or (not known and (writing_over or RELABEL.search(call) or POINT.search(call))):
+        of_kinds = not known and (writing_over or RELABEL.search(call) or POINT.search(call))
+        if point in only if only is not None else words[:1] == ("all",) or of_kinds:
             found: dict[str, Any] = {"point": point, "call": call, "problems": sweep.kill_at(point)}
             sys.stdout.write(json.dumps(found) + "\n")
             sys.stdout.flush()
@@ -169,4 +173,4 @@ def main(folder: str, every: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "all" in sys.argv[2:])
+    main(*sys.argv[1:])

@@ -1,8 +1,8 @@
 """Kills nights with SIGKILL at one system call after the other, finishes each, and says what was not right.
 
 A program of its own, so that it can fork: every night and every rerun is a fresh process that has nothing but
-the imports in common with the one before. ``python kill_sweep.py FOLDER SWEEP [all]`` writes one JSON object
-a point: ``{"point", "call", "problems"}``. The sweeps:
+the imports in common with the one before. ``python kill_sweep.py FOLDER SWEEP [all | only PATTERN…]`` writes one
+JSON object a point: ``{"point", "call", "problems"}``. The sweeps:
 
 - ``second``: a site's second night, which also frees staging; the rerun is in the same window;
 - ``first``: its first night, from nothing, at the calls the second night does not make;
@@ -10,7 +10,7 @@ a point: ``{"point", "call", "problems"}``. The sweeps:
 
 Every call that changes a file's name or content is a point. Many of them are alike (an event of the log is
 four calls whatever it says); without ``all`` one of each kind of commit is taken: same call, same file but
-for numbers and store, same record.
+for numbers and store, same record. With ``only`` the first call that matches each pattern is a point.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tests.support.brought import bring_back
 from tests.support.night import night
 from tests.support.outside import compare_tree, folder_copies, tape_copies, wrong_images
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
+from tests.support.sweeping import first_of_each
 
 CALLS = (
     *("link", "rename", "replace", "unlink", "rmdir", "mkdir", "truncate", "ftruncate"),
@@ -263,14 +264,17 @@ class Sweep:
         return problems
 
 
-def main(folder: str, which: str, every: bool) -> None:
+def main(folder: str, which: str, *words: str) -> None:
     seen: set[str] = set()
     if which == "first":
         seen.update(Sweep(Path(folder), "second").calls())
     sweep = Sweep(Path(folder), which)
-    for point, call in enumerate(sweep.calls(), start=1):
+    calls = sweep.calls()
+    only = first_of_each(calls, words[1:]) if words[:1] == ("only",) else None
+    for point, call in enumerate(calls, start=1):
         wanted = call not in seen and not UNNAMED.match(call)
-        if every or (wanted and (which != "abandoned" or ABANDONED.search(call))):
+        of_kinds = wanted and (which != "abandoned" or ABANDONED.search(call))
+        if point in only if only is not None else words[:1] == ("all",) or of_kinds:
             problems = sweep.kill_at(point)
             sys.stdout.write(json.dumps({"point": point, "call": call, "problems": problems}) + "\n")
             sys.stdout.flush()
@@ -278,4 +282,4 @@ def main(folder: str, which: str, every: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], "all" in sys.argv[3:])
+    main(*sys.argv[1:])

@@ -88,7 +88,7 @@ def test_documents_hold_times_paths_and_records():
             "where": "/x\\xff",
             "spent": 60.0,
             "raw": "/w==",
-            "outcome": {"whole": 0, "vanished": 0, "changed": 0, "unreadable": 0},
+            "outcome": {"whole": 0, "vanished": 0, "changed": 0, "unreadable": 0, "unlisted": 0},
         },
         "s": ["a", "b"],
     }
