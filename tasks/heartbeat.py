@@ -18,16 +18,18 @@ from prefect.events.filters import (
 SILENT_S = 300.0
 """So long after its last heartbeat a process counts as dead. They come every 30 s, and a busy server drops some."""
 
+START_S = 300.0
+"""So long after a node took a run, and no heartbeat came, its process counts as one that never began."""
+
 LOOK_EVERY_S = 10.0
 
 _NAME = "prefect.flow-run.heartbeat"
 
 
 class Heartbeats:
-    """The heartbeats of one flow run.
+    """The heartbeats of one flow run, from the moment that a node took it.
 
-    Only that a new one came counts, never when it was sent: the node's clock may be wrong. A run of which none was
-    ever heard is not judged.
+    Only that a new one came counts, never when it was sent: the node's clock may be wrong.
     """
 
     def __init__(self, run: UUID) -> None:
@@ -39,15 +41,27 @@ class Heartbeats:
             order=EventOrder.DESC,
         )
         self._newest: UUID | None = None
-        self._heard = 0.0
+        self._heard: float | None = None
         self._looked = float("-inf")
 
+    @property
+    def began(self) -> bool:
+        """Whether there was one at all: before that the process has perhaps not even started."""
+        return self._newest is not None
+
+    @property
+    def patience_s(self) -> float:
+        """How long nothing may be heard now."""
+        return SILENT_S if self.began else START_S
+
     def silent_s(self, client: SyncPrefectClient) -> float:
-        """Seconds since the last one was heard of; 0 while none ever was."""
+        """Seconds since the last one was heard of; without any, since this was first asked."""
         now = time.monotonic()
-        if now - self._looked >= min(LOOK_EVERY_S, SILENT_S / 3):
+        if self._heard is None:
+            self._heard = now
+        if now - self._looked >= min(LOOK_EVERY_S, self.patience_s / 3):
             self._looked = now
             newest = next((event.id for event in client.read_events(self._filter, limit=1).events), None)
-            if newest != self._newest:
+            if newest is not None and newest != self._newest:
                 self._newest, self._heard = newest, now
-        return now - self._heard if self._newest is not None else 0.0
+        return now - self._heard

@@ -21,6 +21,14 @@ SERVER_AWAY = (httpx.TransportError, PrefectHTTPStatusError)
 """What Prefect's engine raises, past a flow's own state, when its server does not answer or cannot work."""
 
 
+def refused(error: Exception) -> bool:
+    """Whether the server answered, and will say the same again: the question was wrong, or is not allowed."""
+    if not isinstance(error, PrefectHTTPStatusError):
+        return False
+    status = error.response.status_code
+    return 400 <= status < 500 and status not in (408, 429)
+
+
 def part(flow: Flow[..., Any], *arguments: Any, **options: Any) -> State[Any]:
     """Runs a subflow and returns its final state.
 

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import UUID
 
@@ -36,10 +36,9 @@ from nightferry.errors import (
 )
 from nightferry.ops.opened import OpenSite
 from nightferry.units import format_duration
-from tasks import heartbeat
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.heartbeat import Heartbeats
-from tasks.part import SERVER_AWAY, part, unexpected
+from tasks.part import SERVER_AWAY, part, refused, unexpected
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +85,8 @@ def at(node: str, flow: Flow[..., Any], site: Site, /, key: str, **parameters: A
 
     Raises:
         ConfigError: the site is not published as it is here.
-        NodeAway: no worker took the run in time, the cluster lost the node that did, or its process gave no sign of
-            life; the run was taken back.
+        NodeAway: no worker took the run in time, the cluster lost the node that did, or its process never began or
+            sent no heartbeat any more; the run was taken back.
         PrefectRequired: the server stayed away.
         Cancelled: a stop was asked for; the node has stopped.
     """
@@ -141,23 +140,50 @@ class _Elsewhere:
         raise NodeAway(f"{self._deployment} was tried too often", subject=self._node)
 
     def _start(self, attempt: int) -> FlowRun:
-        """The child run of this try; one that is there already is only found."""
-        try:
-            # `run_deployment` is async where an event loop runs; flows are not.
-            started: Any = run_deployment(
-                self._deployment,
-                parameters=self._parameters,
-                timeout=0,
-                idempotency_key=f"{self._key}/{self._node}/{attempt}",
-            )
-        except ObjectNotFound as error:
-            raise ConfigError(
-                f"there is no deployment {self._deployment}",
-                hint="run `nightferry deploy` against this Prefect server",
-                subject=self._deployment,
+        """The child run of this try; one that is there already is only found. A server that is away is waited for.
+
+        Raises:
+            ConfigError: there is no such deployment.
+            PrefectRequired: the server stayed away.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                # `run_deployment` is async where an event loop runs; flows are not.
+                started: Any = run_deployment(
+                    self._deployment,
+                    parameters=self._parameters,
+                    timeout=0,
+                    idempotency_key=f"{self._key}/{self._node}/{attempt}",
+                )
+            except ObjectNotFound as error:
+                raise ConfigError(
+                    f"there is no deployment {self._deployment}",
+                    hint="run `nightferry deploy` against this Prefect server",
+                    subject=self._deployment,
+                ) from error
+            except SERVER_AWAY as error:
+                if refused(error):
+                    raise
+                self._wait_for_server(error, began, f"{self._flow.name} was not started on {self._node}")
+                continue
+            run: FlowRun = started
+            return run
+
+    def _wait_for_server(self, error: Exception, since: float, what: str) -> None:
+        """Waits a moment for a server that is away.
+
+        Raises:
+            PrefectRequired: it has been away for too long.
+            Cancelled: a stop was asked for meanwhile.
+        """
+        if time.monotonic() - since > SERVER_AWAY_S:
+            raise PrefectRequired(
+                f"the Prefect server is away; {what}",
+                hint="rerun when the server is back: what was done is found in the records",
             ) from error
-        run: FlowRun = started
-        return run
+        log.warning("the Prefect server is away (%s); %s", error, what)
+        CANCEL.wait(POLL_S)
 
     def _wait(self, run: FlowRun) -> State[Any]:
         began = time.monotonic()
@@ -173,25 +199,21 @@ class _Elsewhere:
                 now = time.monotonic()
                 try:
                     state = client.read_flow_run(run.id).state
-                    works = state is not None and not state.is_scheduled() and not state.is_final()
-                    silent_s = heartbeats.silent_s(client) if works else 0.0
+                    taken = state is not None and not state.is_scheduled() and not state.is_final()
+                    silent_s = heartbeats.silent_s(client) if taken else 0.0
                     answered = now
                 except SERVER_AWAY as error:
-                    if now - answered > SERVER_AWAY_S:
-                        raise PrefectRequired(
-                            f"the Prefect server is away; {self._node} goes on with {self._flow.name} by itself",
-                            hint="rerun when the server is back: what was done is found in the records",
-                        ) from error
-                    log.warning("the Prefect server is away (%s); %s goes on", error, self._node)
-                    CANCEL.wait(POLL_S)
+                    with suppress(Cancelled):  # told to the node above
+                        self._wait_for_server(
+                            error, answered, f"{self._node} goes on with {self._flow.name} by itself"
+                        )
                     continue
                 if state is not None and state.is_final():
                     return state
-                if works:
+                if taken:
                     waiting("")
-                    if silent_s > heartbeat.SILENT_S:
-                        gone = f"{self._node} gave no sign of life for {format_duration(silent_s)}"
-                        raise self._given_up(client, run.id, gone)
+                    if silent_s > heartbeats.patience_s:
+                        raise self._given_up(client, run.id, self._silent(heartbeats, silent_s))
                     if not self._is_lost():
                         lost_since = None
                     elif now - (lost_since := lost_since or now) > LOST_S:
@@ -207,10 +229,14 @@ class _Elsewhere:
                     if now - began > self._deadline_s:
                         self._stop(client, run.id, patience_s=0)
                         raise self._no_worker()
-                try:
+                with suppress(Cancelled):  # told to the node above
                     CANCEL.wait(POLL_S)
-                except Cancelled:
-                    continue  # told to the node above
+
+    def _silent(self, heartbeats: Heartbeats, silent_s: float) -> str:
+        for_so_long = format_duration(silent_s)
+        if heartbeats.began:
+            return f"{self._node} sent no heartbeat for {for_so_long}"
+        return f"{self._node} took the run and did not begin it within {for_so_long}"
 
     def _no_worker(self) -> NodeAway:
         pool = pool_name(self._here.site)
@@ -222,9 +248,12 @@ class _Elsewhere:
 
     def _given_up(self, client: SyncPrefectClient, run: UUID, why: str) -> NodeAway:
         """The run is nobody's any more. Should its process live after all, it ends as soon as it finds the night's
-        lock gone."""
+        lock gone: so it does not matter when the server cannot be told."""
         crashed: State[Any] = Crashed(message=why)
-        client.set_flow_run_state(run, crashed, force=True)
+        try:
+            client.set_flow_run_state(run, crashed, force=True)
+        except SERVER_AWAY as error:
+            log.warning("the Prefect server is away (%s): %s stays as it is shown", error, run)
         return NodeAway(
             f"{why} while it ran {self._flow.name}",
             hint="see that the node and its worker are up, then rerun: what was done is found in the records",
@@ -235,18 +264,30 @@ class _Elsewhere:
         """Whether the cluster says that the node is gone: then its worker will not tell."""
         try:
             view = self._here.cluster.view().node(self._node)
+        except Cancelled:
+            return False  # told to the node by who waits for it
         except ClusterError as error:
             log.warning("the cluster does not say whether %s is there: %s", self._node, error.message)
             return False
         return view is not None and not view.online
 
-    def _stop(self, client: SyncPrefectClient, run: UUID, patience_s: float = STOPPING_S) -> None:
-        """Asks the node to stop and waits until it has; a run that nobody took is gone at once."""
-        client.set_flow_run_state(run, Cancelling(message="the night that this is a part of was stopped"))
-        ends = time.monotonic() + patience_s
-        while time.monotonic() < ends:
-            state = client.read_flow_run(run).state
-            if state is not None and state.is_final():
+    def _stop(self, client: SyncPrefectClient, run: UUID, patience_s: float | None = None) -> None:
+        """Asks the node to stop and waits until it has; a run that nobody took is gone at once. While the server is
+        away it is asked again; a node that it never reaches stops when it finds the night's lock gone."""
+        ends = time.monotonic() + (STOPPING_S if patience_s is None else patience_s)
+        asked = False
+        while True:
+            try:
+                if not asked:
+                    stopping: State[Any] = Cancelling(message="the night that this is a part of was stopped")
+                    client.set_flow_run_state(run, stopping)
+                    asked = True
+                state = client.read_flow_run(run).state
+                if state is not None and state.is_final():
+                    return
+            except SERVER_AWAY as error:
+                log.warning("the Prefect server is away (%s); %s is not told to stop yet", error, self._node)
+            if time.monotonic() >= ends:
                 return
             time.sleep(POLL_S)
 
@@ -283,9 +324,13 @@ def _waiting(client: SyncPrefectClient) -> Iterator[Callable[[str], None]]:
         nonlocal shown
         if calling is None or calling.flow_run is None or reason == shown:
             return
-        shown = reason
         named: State[Any] = Running(name=WAITING, message=reason) if reason else Running()
-        client.set_flow_run_state(calling.flow_run.id, named, force=True)
+        try:
+            client.set_flow_run_state(calling.flow_run.id, named, force=True)
+        except SERVER_AWAY as error:
+            log.warning("the Prefect server is away (%s): the state is not shown", error)
+        else:
+            shown = reason
 
     try:
         yield show

@@ -192,7 +192,7 @@ def test_a_node_that_dies_in_stage_one_is_not_waited_for_for_ever(slow, workers,
     night.join(90)
     (state,) = states
     assert state.is_failed()
-    assert f"{ACTIVE} gave no sign of life for" in state.message
+    assert f"{ACTIVE} sent no heartbeat for" in state.message
     assert ask(f"/flow_runs/{working['id']}", method="GET")["state_type"] == "CRASHED"
 
     workers.power_on()
