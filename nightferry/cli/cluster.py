@@ -124,7 +124,7 @@ def move(
     from nightferry.plan.layout import Layout
 
     session = current()
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), cancel=session.cancel) as here:
         name = here.site.back_group(back_group).name
         if to is not None and not ungated:
             ops.require_target(here, name, to)

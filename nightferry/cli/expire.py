@@ -52,7 +52,7 @@ def expire(
             hint="say with --reason why it is right that so much goes at once",
             subject="--yes" if yes else "--reason",
         )
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), cancel=session.cancel) as here:
         done = ops.expire(
             here,
             copy,

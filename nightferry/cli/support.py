@@ -8,6 +8,7 @@ import os
 import platform
 import tarfile
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -58,14 +59,20 @@ def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:
             {"failures": [f for r in runs for f in here.catalog.failures(r.run)]}
         )
         entries["cluster.json"] = dump_json({"cluster": here.cluster.view()})
+        # It may be asked for on a disk of the night's.
+        with here.working_on(at=to.absolute(), cancel=here.cancel):
+            _write(to, entries)
+    document = {"bundle": to.resolve(), "entries": sorted(entries)}
+    session.out.result(document, f"{to}: {', '.join(sorted(entries))}. Read it before you send it.")
+
+
+def _write(to: Path, entries: Mapping[str, str]) -> None:
     with _create(to) as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
         for name, text in entries.items():
             data = text.encode()
             info = tarfile.TarInfo(f"nightferry-support/{name}")
             info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
             bundle.addfile(info, io.BytesIO(data))
-    document = {"bundle": to.resolve(), "entries": sorted(entries)}
-    session.out.result(document, f"{to}: {', '.join(sorted(entries))}. Read it before you send it.")
 
 
 def _create(path: Path) -> BinaryIO:

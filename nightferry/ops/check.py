@@ -201,7 +201,7 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
                 "give the user that runs the backup the folder",
             )
             continue
-        if opened.site.staging.unbuffered and not _takes_unbuffered(path):
+        if opened.site.staging.unbuffered and not _takes_unbuffered(opened, back_group.name, path):
             yield Finding(
                 "NF-STAGE-003",
                 "warn",
@@ -242,14 +242,15 @@ def _room(opened: OpenSite, back_group: str) -> Iterator[Finding]:
         )
 
 
-def _takes_unbuffered(folder: Path) -> bool:
+def _takes_unbuffered(opened: OpenSite, back_group: str, folder: Path) -> bool:
     probe = folder / f".nightferry-probe-{os.getpid()}"
-    try:
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600))
-    except OSError:
-        return False
-    finally:
-        probe.unlink(missing_ok=True)
+    with opened.working_on(back_group=back_group, cancel=opened.cancel):
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600))
+        except OSError:
+            return False
+        finally:
+            probe.unlink(missing_ok=True)
     return True
 
 

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+from nightferry.cluster.reader_agent import program_on, working_on
 from nightferry.cluster.run import Finished, run_program
-from nightferry.errors import Cancelled, HookFailed, NightferryError
+from nightferry.errors import Cancelled, GroupStopping, HookFailed, NightferryError
 from nightferry.model.hooks import Hook, HookStage, HookWhen
 from nightferry.model.redact import without
 from nightferry.model.secrets import known_secrets
@@ -59,6 +61,7 @@ def hooked(
         cancel: Ends a ``before`` hook; ``after`` hooks end at their deadlines.
 
     Raises:
+        GroupStopping: the cluster took a group of the night away from this node while a hook ran; it was ended.
         HookFailed: a hook did not end with 0 within its deadline; names it, and the file with what it wrote.
     """
     hooks = [h for h in opened.site.hooks if h.stage == stage and h.is_for(back_group)]
@@ -90,9 +93,9 @@ def _of(hooks: list[Hook], when: HookWhen) -> list[Hook]:
 
 def _after(
     opened: OpenSite, hooks: list[Hook], told: dict[str, str], result: str, progress: Progress
-) -> list[HookFailed]:
+) -> list[NightferryError]:
     """Runs every ``after`` hook, whatever becomes of the others; returns those that failed."""
-    failed = []
+    failed: list[NightferryError] = []
     for hook in _of(hooks, "after"):
         try:
             # A stop was perhaps asked for already: what puts things back in order runs all the same.
@@ -103,7 +106,7 @@ def _after(
                 progress,
                 Cancel(),
             )
-        except HookFailed as error:
+        except (HookFailed, GroupStopping) as error:
             failed.append(error)
     return failed
 
@@ -111,9 +114,18 @@ def _after(
 def _run(opened: OpenSite, hook: Hook, told: dict[str, str], progress: Progress, cancel: Cancel) -> None:
     named = f"hook {hook.name} {hook.when} {hook.stage}"
     progress.say(f"{named}: runs", subject=told["NIGHTFERRY_BACK_GROUP"])
+    # It may open files on any disk of the night's that is here: its session is known to the reader agents.
+    groups = opened.resource_groups(told["NIGHTFERRY_BACK_GROUP"])
     try:
-        ended = run_program(hook.command, deadline_s=hook.deadline, env=told, cancel=cancel)
-    except Cancelled:
+        with working_on(groups, cancel, if_here=True) as stop:
+            ended = run_program(
+                hook.command,
+                deadline_s=hook.deadline,
+                env=told,
+                cancel=stop,
+                registers=partial(program_on, groups),
+            )
+    except (Cancelled, GroupStopping):
         raise
     except NightferryError as error:
         raise HookFailed(f"{named} failed: {error.message}", subject=hook.name) from error

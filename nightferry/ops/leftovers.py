@@ -17,7 +17,7 @@ from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.room import DAMAGED, remove_staged, side_path
 from nightferry.ops.stage import adopt, is_safe
-from nightferry.progress import QUIET
+from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.durable import remove_dead_drafts
 from nightferry.transfer.temporary import clear_dead_folders
 
@@ -28,7 +28,7 @@ _SET_ASIDE = f".tar{DAMAGED}"
 _ENDINGS = (_PARTIAL, _SET_ASIDE, ".tar", ".chunks", ".meta.json")
 
 
-def clear_leftovers(opened: OpenSite, back_group: str) -> None:
+def clear_leftovers(opened: OpenSite, back_group: str, *, cancel: Cancel) -> None:
     """Gives back the room of what is of no use, and takes over what is.
 
     - Scratch files, half-written images and side files without their image are removed.
@@ -36,13 +36,23 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
       it was damaged, when its store has a newer whole one.
     - A whole image that nobody lived to record is recorded, after every byte was checked: even if its own run
       is never continued, it is a backup of that night.
+
+    Raises:
+        GroupStopping: the disk is not here, or the cluster takes it away.
+        Cancelled: stopped at a chunk; what was not looked at is left for the next run.
     """
+    with opened.working_on(back_group=back_group, cancel=cancel) as narrower:
+        _clear(opened, back_group, narrower)
+
+
+def _clear(opened: OpenSite, back_group: str, cancel: Cancel) -> None:
     _clear_scratch(opened, back_group)
     opened.disk(back_group).clear(expired_runs(opened))
     disk = Path(opened.site.back_group(back_group).path)
     for folder in _store_folders(opened, disk):
         remove_dead_drafts(folder)
     for path in _staged_files(disk):
+        cancel.check()
         image, ending = _split(path.name)
         tar = path.with_name(f"{image}.tar")
         if ending == _SET_ASIDE:
@@ -55,7 +65,7 @@ def clear_leftovers(opened: OpenSite, back_group: str) -> None:
         elif opened.catalog.freed(image):
             remove_staged(tar)
         elif opened.catalog.latest(ImageRecord, image) is None and side_path(tar, "meta.json").exists():
-            adopt(opened, tar, QUIET)
+            adopt(opened, tar, QUIET, cancel)
 
 
 def clear_killed(opened: OpenSite, back_group: str) -> None:

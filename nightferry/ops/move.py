@@ -41,7 +41,7 @@ def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: C
     settle(opened, run.back_group, progress=progress)
     if opened.here is not None:
         # Whoever began the run may not have seen the disk.
-        clear_leftovers(opened, run.back_group)
+        clear_leftovers(opened, run.back_group, cancel=cancel)
     return node
 
 
@@ -284,6 +284,8 @@ def _move(
     sees = opened.here in (None, plan.source)
     token = _known_token(opened, back_group, target, new_disk=new_disk) if sees else None
     if plan.is_noop and token is not None and token.node == target:
+        # Nothing that an earlier move left may carry it away from here.
+        cluster.move(plan, run=run, cancel=cancel)
         _remember(opened, back_group, token)
         return target
     cancel.check()
@@ -291,7 +293,7 @@ def _move(
         if not plan.is_noop:
             _require_unused(opened, back_group, plan.source, cancel)
             progress.say(f"moving {back_group} from {plan.source} to {target}")
-            cluster.move(plan, run=run, cancel=cancel)
+        cluster.move(plan, run=run, cancel=cancel)
         if cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
         if opened.here not in (None, target):

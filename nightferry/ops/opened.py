@@ -36,7 +36,7 @@ from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings,
 from nightferry.model.records import CartridgeRecord, ImageRecord, RunRecord
 from nightferry.model.redact import redacted
 from nightferry.model.site import Site
-from nightferry.model.stores import Group
+from nightferry.model.stores import FilesStore, Group, SqliteStore
 from nightferry.ops.destinations import open_destination, speed_of
 from nightferry.ops.register import CatalogConstraints
 from nightferry.ops.whose import require_mark
@@ -183,7 +183,13 @@ class OpenSite:
 
     @contextmanager
     def working_on(
-        self, *, group: str = "", back_group: str = "", cancel: Cancel, if_here: bool = False
+        self,
+        *,
+        group: str = "",
+        back_group: str = "",
+        at: Path | None = None,
+        cancel: Cancel,
+        if_here: bool = False,
     ) -> Iterator[Cancel]:
         """Work on the disks of a storage group's service and of a BACK group, until their reader agents ask for
         its end.
@@ -191,6 +197,7 @@ class OpenSite:
         Args:
             group: The storage group; empty: none's.
             back_group: The BACK group; empty: none's.
+            at: A path that the work reads or writes; the groups on whose disks it lies are worked on too.
             cancel: The wish to stop that the work had anyway; the work looks at what it gets in its place.
             if_here: What is not on this node is none of the work's business.
 
@@ -199,8 +206,27 @@ class OpenSite:
         """
         known = next((g for g in self.site.groups if g.name == group), None)
         names = [name for name in (known.mail_group if known else "", back_group) if name]
-        with working_on(names, cancel, if_here=if_here) as narrower:
-            yield narrower
+        around = self.groups_at(at) if at is not None else ()
+        with (
+            working_on(names, cancel, if_here=if_here) as narrower,
+            working_on(around, narrower, if_here=True) as narrowest,
+        ):
+            yield narrowest
+
+    def resource_groups(self, back_group: str) -> tuple[str, ...]:
+        """The services that are staged on a BACK group, and the BACK group itself."""
+        services = (group.mail_group for group in self.site.groups_of(back_group))
+        return tuple(dict.fromkeys([*filter(None, services), back_group]))
+
+    def groups_at(self, path: Path) -> tuple[str, ...]:
+        """The resource groups on whose disks a path lies or would lie, as the disks are mounted here."""
+        disks = [(b.name, Path(b.path)) for b in self.site.back_groups]
+        for ref in self.site.stores:
+            store = ref.store
+            if ref.group.mail_group and isinstance(store, FilesStore | SqliteStore):
+                disks.append((ref.group.mail_group, store.path))
+        device = _device(path)
+        return tuple(dict.fromkeys(name for name, disk in disks if _device(disk) == device))
 
     def active_node(self, back_group: str) -> str:
         """The node that stages: where the service of the BACK group's storage groups is now.
@@ -465,3 +491,13 @@ def operator() -> str:
 
 
 __all__ = ["OpenSite", "operator"]
+
+
+def _device(path: Path) -> int:
+    """The device of what lies nearest above a path that need not be there yet."""
+    for each in (path, *path.parents):
+        try:
+            return os.stat(each).st_dev
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return 0

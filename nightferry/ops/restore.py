@@ -250,8 +250,8 @@ def restore(
     damaged: list[str] = []
     errors: list[NightferryError] = []
     with (
-        # The target may lie on the service's own disks.
-        opened.working_on(group=plan.image.group, cancel=cancel, if_here=True) as stop,
+        # The target may lie on the service's own disks, or on any other group's.
+        opened.working_on(group=plan.image.group, at=plan.target, cancel=cancel, if_here=True) as stop,
         writing.into(plan.target) as tree,
     ):
         _require_no_journals(plan)

@@ -83,9 +83,22 @@ def restore_in_place(
         BusyError: the store is in use; the message names the processes.
         NotOwner: the store's service is on another node than this one.
     """
+    _require_service_here(opened, plan_for)
+    with opened.working_on(group=plan_for.group, cancel=cancel, if_here=True) as stop:
+        return _in_place(opened, plan_for, copy=copy, writing=writing, progress=progress, cancel=stop)
+
+
+def _in_place(
+    opened: OpenSite,
+    plan_for: ImageRecord,
+    *,
+    copy: str | None,
+    writing: Writing,
+    progress: Progress,
+    cancel: Cancel,
+) -> Restored:
     name = f"{plan_for.group}/{plan_for.store}"
     path = place_of(opened, plan_for)
-    _require_service_here(opened, plan_for)
     use = store_in_use(path)
     if use.processes:
         raise BusyError(

@@ -31,9 +31,15 @@ def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) ->
 
     Raises:
         NotOwner: the disk is worked on, and not ours any more.
+        GroupStopping: the cluster takes it away.
     """
     confirm(opened, back_group)
     opened.catalog.refresh()
+    with opened.working_on(back_group=back_group, cancel=opened.cancel):
+        return _free(opened, back_group, needed_bytes)
+
+
+def _free(opened: OpenSite, back_group: str, needed_bytes: int) -> list[ImageRecord]:
     for image in _on_disk(opened, back_group):
         if opened.catalog.freed(image.image):
             remove_staged(opened.staged_path(image))

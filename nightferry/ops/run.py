@@ -257,7 +257,7 @@ def begin_run(
     clear_killed(opened, back_group)
     forget_expired(opened)
     if opened.sees(back_group):
-        clear_leftovers(opened, back_group)
+        clear_leftovers(opened, back_group, cancel=opened.cancel)
     wanted = _selection(opened, back_group, groups, stores)
     if run is not None:
         found = opened.catalog.run(run)

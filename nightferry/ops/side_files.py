@@ -88,9 +88,7 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
     ):
         try:
             if place.copy is None:
-                path = opened.staged_path(image)
-                chunks = side_path(path, "chunks").read_bytes()
-                yield STAGING, SideFiles(read_index(path, chunks), chunks)
+                yield STAGING, _staged(opened, image)
             else:
                 destination, location = opened.destination(place.source), place.copy.location
                 index = destination.side_file(location, "index")
@@ -99,6 +97,13 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
             yield place.source, error
         except OSError as error:
             yield place.source, ConfigError(f"{error.filename} cannot be read: {error.strerror}")
+
+
+def _staged(opened: OpenSite, image: ImageRecord) -> SideFiles:
+    path = opened.staged_path(image)
+    with opened.working_on(back_group=opened.back_group_of(image), cancel=opened.cancel):
+        chunks = side_path(path, "chunks").read_bytes()
+        return SideFiles(read_index(path, chunks), chunks)
 
 
 def _keep(opened: OpenSite, image: ImageRecord, found: SideFiles) -> None:

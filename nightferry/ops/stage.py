@@ -18,6 +18,7 @@ from nightferry import __version__
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import (
     Cancelled,
+    ClusterError,
     ConfigError,
     IntegrityError,
     NightferryError,
@@ -101,7 +102,7 @@ def _stage(
         level.mkdir(exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
     target = folder / f"{image}.tar"
     if target.exists() and not again:
-        adopted = adopt(opened, target, progress)
+        adopted = adopt(opened, target, progress, cancel)
         if adopted is not None:
             return adopted
     record, summary = _write(opened, run, definition, target, progress=progress, cancel=cancel)
@@ -419,24 +420,37 @@ def read_index(path: Path, chunks: bytes) -> bytes:
         return image.reader.read(image.end.index_offset, image.end.index_bytes)
 
 
-def adopt(opened: OpenSite, target: Path, progress: Progress) -> ImageRecord | None:
+def adopt(opened: OpenSite, target: Path, progress: Progress, cancel: Cancel) -> ImageRecord | None:
     """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
-    fails."""
+    fails.
+
+    Raises:
+        ClusterError: the disk cannot be read now; the image stays.
+        Cancelled: stopped at a chunk; the image stays, and is looked at again.
+    """
     try:
         record = ImageRecord.model_validate_json(side_path(target, "meta.json").read_bytes())
         if (f"{record.image}.tar", record.path) != (target.name, "/".join(target.parts[-3:])):
             raise IntegrityError(f"the side files of {target.name} are those of {record.path}")
         chunks = side_path(target, "chunks").read_bytes()
-        read_back(target, chunks, 1.0, cancel=Cancel())
+        read_back(target, chunks, 1.0, cancel=cancel)
         index = read_index(target, chunks)
         if image_digest(chunks, index) != record.digest:
             raise IntegrityError(
                 f"{target.name} is not the image its side files describe", subject=record.image
             )
-    except (OSError, ValueError, NightferryError) as error:
-        progress.say(f"an interrupted image is staged anew: {error}", subject=target.name)
+    except Cancelled:
+        raise
+    except (FileNotFoundError, ValueError, NightferryError) as error:
+        progress.say(f"an interrupted image is staged again: {error}", subject=target.name)
         remove_staged(target)
         return None
+    except OSError as error:
+        raise ClusterError(
+            f"cannot read the interrupted image {target}: {error.strerror}",
+            hint="look at the disk and the kernel's log, then run again",
+            subject=target.name,
+        ) from error
     progress.say(f"{record.group}/{record.store} was staged before the interruption", subject=target.name)
     _record(opened, record, index, chunks)
     return record

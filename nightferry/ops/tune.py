@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.cluster.reader_agent import groups_here, working_on
 from nightferry.errors import ConfigError, SourceError, StagingFull
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.units import MIB, format_size
@@ -92,9 +93,15 @@ def tune(
         ConfigError: ``path`` is no folder, or cannot be written to.
         StagingFull: less than four times ``trial_bytes`` is free.
         SourceError: the disk fails while it is measured.
+        GroupStopping: the cluster takes a group away from this node; nothing is left behind.
         Cancelled: stopped; nothing is left behind.
     """
-    cancel = cancel or Cancel()
+    # Which group's disk it is nobody asks: whatever the cluster takes away from this node ends it.
+    with working_on(groups_here(), cancel or Cancel()) as stop:
+        return _tune(path, trial_bytes, progress, stop, clock)
+
+
+def _tune(path: Path, trial_bytes: int, progress: Progress, cancel: Cancel, clock: Clock) -> Tuning:
     trial_bytes = max(trial_bytes // BUFFER_SIZES[-1], 1) * BUFFER_SIZES[-1]
     _require_room(path, trial_bytes)
     try:

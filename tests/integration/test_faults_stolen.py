@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from nightferry.cluster.base import ClusterView
 from nightferry.cluster.disk import BackDisk
 from nightferry.cluster.local import LocalCluster
-from nightferry.errors import NotOwner
+from nightferry.errors import Cancelled, NotOwner
 from nightferry.model.records import ImageRecord, RunRecord
-from nightferry.ops import gate, move, ownership, run, stage, stream
+from nightferry.ops import gate, leftovers, move, ownership, run, stage, stream
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel, Quiet
 from tests.conftest import needs
@@ -236,6 +238,64 @@ def test_a_cluster_that_does_not_answer_is_waited_for_and_then_counts_as_lost(
         monkeypatch.setattr(ownership, "SILENT_S", 0.0)
         with pytest.raises(NotOwner, match="the cluster gave no answer for"):
             watch.look()
+
+
+def test_a_disk_is_looked_at_on_time_while_the_cluster_hangs(
+    site: SmallSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+    looked = LocalCluster.view
+
+    def hanging(cluster: LocalCluster) -> ClusterView:
+        asked.set()
+        answers.wait(60)
+        return looked(cluster)
+
+    with site.open() as opened:
+        record = begin(opened)
+        monkeypatch.setattr(LocalCluster, "view", hanging)
+        try:
+            with ownership.watched(
+                opened, BACK_GROUP, Cancel(), stage.require_owner(opened, record)
+            ) as owned:
+                assert asked.wait(10)
+                token_of_a_higher_epoch(site, opened, monkeypatch)
+                until(owned.is_set, 10)
+            with pytest.raises(Cancelled, match="TEX-PASS-2 with epoch 2"):
+                owned.check()
+        finally:
+            answers.set()
+
+
+def test_an_adoption_that_is_stopped_keeps_the_image_and_a_later_one_records_it(site: SmallSite) -> None:
+    with site.open() as opened:
+        record = begin(opened)
+
+        def killed(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stage, "_record", killed)
+            with pytest.raises(KeyboardInterrupt):
+                stage.stage_store(opened, record, "SG1", "a", progress=QUIET, cancel=Cancel())
+        (tar,) = site.disk.glob("SG1/a/*.tar")
+        cancel = Cancel()
+        check = stage.check_chunk
+
+        def stopped(*arguments: Any) -> None:
+            check(*arguments)
+            cancel.set("an operator")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stage, "check_chunk", stopped)
+            with pytest.raises(Cancelled):
+                leftovers.clear_leftovers(opened, BACK_GROUP, cancel=cancel)
+        assert tar.exists()
+        assert opened.catalog.all(ImageRecord) == []
+        leftovers.clear_leftovers(opened, BACK_GROUP, cancel=Cancel())
+        (adopted,) = opened.catalog.all(ImageRecord)
+        assert compare_tar(tar, site.store("SG1/a")) == ""
+        assert adopted.path.endswith(tar.name)
 
 
 def test_a_seal_is_not_written_on_a_disk_of_somebody_else(

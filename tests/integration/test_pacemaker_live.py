@@ -12,6 +12,7 @@ import pytest
 
 from nightferry.ops.opened import OpenSite
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, NODES, PRIMARY, PacemakerServer
+from tests.support import toml
 from tests.support.cluster_site import ClusterSite
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("cluster")]
@@ -272,6 +273,132 @@ def test_a_reader_that_does_not_answer_is_ended_and_nobody_is_fenced(
     assert step.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
     assert cluster.look().failures == []
     assert cluster.fenced == []
+
+
+def nobody_was_fenced(cluster: PacemakerServer) -> None:
+    assert cluster.look().failures == []
+    assert cluster.fenced == []
+    assert all(cluster.is_up(node) for node in NODES)
+
+
+def test_sixteen_stores_at_once_let_the_service_go_and_nobody_is_fenced(
+    cluster: PacemakerServer, tmp_path: Path
+) -> None:
+    site = ClusterSite(cluster, tmp_path, staging=f"{SLOW}\nstreams = 16")
+    names = [f"s{number:02}" for number in range(16)]
+    for name in names:
+        cluster.shell(ACTIVE, f"head -c 2M /dev/urandom > {MOUNTS[MAIL]}/{name}")
+    with site.file.open("a") as file:
+        file.write(toml.group("SG2", ("objects",), mail_group=MAIL, more=f'back_group = "{BACK}"\n'))
+        file.write("".join(toml.store(name, MOUNTS[MAIL] / name) for name in names))
+    with site.led_step(ACTIVE, "parallel") as step:
+        leaves(cluster, MAIL, 16)
+        said, _ = step.communicate(timeout=60)
+    nobody_was_fenced(cluster)
+    assert cluster.mounted(MAIL) == [PRIMARY]
+    assert said.count("TEX-MAIL-1 is not on this node, or is being stopped on it") >= 16, said
+
+
+def test_sixteen_stores_whose_process_does_not_answer_fence_nobody_either(
+    cluster: PacemakerServer, tmp_path: Path
+) -> None:
+    site = ClusterSite(cluster, tmp_path, staging=f"{SLOW}\nstreams = 16", docs_mib=30)
+    with site.file.open("a") as file:
+        file.write(toml.group("SG2", ("objects",), mail_group=MAIL, more=f'back_group = "{BACK}"\n'))
+        file.write("".join(toml.store(f"s{n}", MOUNTS[MAIL] / "docs/big.bin") for n in range(15)))
+    with site.led_step(ACTIVE, "parallel") as step:
+        cluster.until(lambda _: len(cluster.leases(ACTIVE, MAIL)) >= 16, "leases")
+        (pid,) = {lease.partition(".")[0] for lease in cluster.leases(ACTIVE, MAIL)}
+        cluster.done(ACTIVE, "kill", "-STOP", pid)
+        leaves(cluster, MAIL, 16)
+        step.send_signal(signal.SIGCONT)
+        step.communicate(timeout=60)
+    assert step.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    nobody_was_fenced(cluster)
+
+
+HOOK = """
+[[hooks]]
+name = "holds"
+stage = "move"
+when = "before"
+command = ["/bin/sh", "{program}"]
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_hook_with_files_open_lets_the_disk_go_and_nobody_is_fenced(
+    cluster: PacemakerServer, site: ClusterSite, killed: bool
+) -> None:
+    """A child of the hook has one open too, in a session of its own unless nightferry is killed: then nobody but the
+    agent can end them, by their session."""
+    ended(site.step(ACTIVE, "one"))
+    program = site.root / "hook.sh"
+    apart = "" if killed else "setsid"
+    program.write_text(
+        f"exec 3>> {MOUNTS[BACK]}/held\n{apart} sleep 600 3>> {MOUNTS[BACK]}/held-too &\nsleep 600\n"
+    )
+    site.file.write_text(site.file.read_text() + HOOK.format(program=program))
+    words = [*site.command(), "cluster", "move", BACK, "--to", ALTERNATE]
+    with cluster.start(ACTIVE, *words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as moving:
+        cluster.until(lambda _: any("session" in each for each in cluster.leases(ACTIVE, BACK)), "the hook")
+        cluster.until(
+            lambda _: cluster.run(ACTIVE, "test", "-e", f"{MOUNTS[BACK]}/held-too").returncode == 0,
+            "its child",
+        )
+        if killed:
+            (pid,) = {
+                each.partition(".")[0] for each in cluster.leases(ACTIVE, BACK) if "session" not in each
+            }
+            cluster.done(ACTIVE, "kill", "-KILL", pid)
+        leaves(cluster, BACK, 1)
+        said, _ = moving.communicate(timeout=60)
+    assert moving.returncode in ((-signal.SIGKILL, 128 + signal.SIGKILL) if killed else (50,)), said
+    nobody_was_fenced(cluster)
+    assert cluster.mounted(BACK) == [PRIMARY]
+
+
+def test_the_adoption_of_a_large_image_lets_the_disk_go_and_is_done_later(
+    cluster: PacemakerServer, tmp_path: Path
+) -> None:
+    site = ClusterSite(cluster, tmp_path, docs_mib=30)
+    killed = site.step(ACTIVE, "one", "kill:image recorded").returncode
+    assert killed in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    with site.led_step(ACTIVE, "one", "slow:chunk checked") as step:
+        leaves(cluster, BACK, 1)
+        said, _ = step.communicate(timeout=60)
+    assert "TEX-BACK-1 is not on this node, or is being stopped on it" in said
+    nobody_was_fenced(cluster)
+    assert site.nightferry(PRIMARY, "cluster", "view").returncode == 0
+    ended(site.step(ACTIVE, "one"))
+    with site.opened() as here:
+        (docs,) = here.catalog.images("SG1", "docs")
+        assert docs.files > 1
+    stage_two(site)
+    site.require_whole()
+
+
+def test_a_node_that_died_takes_nothing_when_it_is_back(cluster: PacemakerServer, site: ClusterSite) -> None:
+    ended(site.step(ACTIVE, "one"))
+    assert site.nightferry(ACTIVE, "cluster", "move", BACK, "--to", ALTERNATE).returncode == 0
+    assert cluster.constraints() == ["cli-prefer-TEX-BACK-1"] or cluster.constraints() == []
+    with site.led_step(ALTERNATE, "two", "copy written") as step:
+        read_until(step, "stopped before copy written")
+        cluster.kill(ALTERNATE)
+        step.wait()
+    seen = cluster.until(lambda seen: seen.groups[BACK] not in (None, ALTERNATE), "failover")
+    there = seen.groups[BACK]
+    again = site.nightferry(there, "cluster", "move", BACK, "--to", there, "--ungated", "--reason", "a test")
+    assert again.returncode == 0, again.stderr
+    cluster.boot(ALTERNATE)
+    seen = cluster.until(lambda seen: seen.online == set(NODES), "all nodes")
+    assert seen.groups[BACK] == there
+    if there == ACTIVE:
+        stage_two(site)
+        site.require_whole()
+    else:
+        ended(site.step(there, "two"), saying="ended ended")
+        site.require_whole(there)
 
 
 def test_without_quorum_nothing_moves_and_nothing_does_later(

@@ -1,9 +1,10 @@
 """A site on the live Pacemaker cluster: its stores on the MAIL group's disk, staging on the BACK group's.
 
 Run as a program on a node it does one step of a night at the ops layer, as the flows do there:
-``python cluster_site.py SITE_FILE one|two|new|next [POINT]``; ``next`` is the next night's ``one``.
-With a point it stops before the one of that name
-(``HOOKS``), says so, and goes on at a line on its standard input; ``kill:POINT`` ends itself there as kill -9 does.
+``python cluster_site.py SITE_FILE one|two|new|next|parallel [POINT]``; ``next`` is the next night's ``one``,
+``parallel`` is ``one`` with all stores at once. With a point it stops before the one of that name (``HOOKS``), says so,
+and goes on at a line on its standard input; ``kill:POINT`` ends itself there as kill -9 does, ``slow:POINT`` waits
+there for a moment, each time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -101,7 +103,11 @@ class ClusterSite:
 
     def nightferry(self, node: str, *words: str) -> subprocess.CompletedProcess[str]:
         """The command line on a node."""
-        return self.server.run(node, *self._python(), "-c", CLI, "--site", str(self.file), *words)
+        return self.server.run(node, *self.command(), *words)
+
+    def command(self) -> list[str]:
+        """The command line's argument list, without its words."""
+        return [*self._python(), "-c", CLI, "--site", str(self.file)]
 
     def asked(self, node: str, *words: str) -> Any:
         """The JSON that the command line answers on a node."""
@@ -174,6 +180,7 @@ HOOKS = {
     "release recorded": (CatalogConstraints, "take_back"),
     "image written": (stage, "_write_image"),
     "image recorded": (stage, "_record"),
+    "chunk checked": (stage, "check_chunk"),
     "sealed": (gate, "write_seal"),
     "copy written": (stream, "_put"),
 }
@@ -196,12 +203,15 @@ class _Told(Quiet):
 
 
 def main(site_file: str, step: str, point: str = "") -> int:
-    kill = point.startswith("kill:")
-    stops = point.removeprefix("kill:")
+    kill, slow = point.startswith("kill:"), point.startswith("slow:")
+    stops = point.removeprefix("kill:").removeprefix("slow:")
 
     def stop() -> None:
         nonlocal stops
         if not stops:
+            return
+        if slow:
+            time.sleep(0.2)
             return
         if kill:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -217,6 +227,8 @@ def main(site_file: str, step: str, point: str = "") -> int:
             if step == "two":
                 record = opened.catalog.runs(BACK)[0]
                 night.stage_two(opened, record, _Told())
+            elif step == "parallel":
+                record = night.stage_at_once(opened, BACK, _Told())
             else:
                 record = night.stage_one(opened, BACK, _Told(), new=step == "new")
         except NightferryError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 from nightferry.errors import NightferryError
@@ -40,6 +41,25 @@ def stage_one(
             except NightferryError as error:
                 stage.record_failure(opened, record, group, store, error, 1)
         gate.write_seal(opened, record)
+        return opened.catalog.run(record.run)
+
+
+def stage_at_once(opened: OpenSite, back_group: str, progress: Progress = QUIET) -> RunRecord:
+    """As ``stage_one``, with a thread for each store, and without a seal."""
+    with run.run_lock(opened, back_group, progress=progress, cancel=opened.cancel):
+        record = run.begin_run(opened, back_group).run
+        record = run.set_state(opened, record, node=opened.active_node(back_group))
+        move.to_active(opened, record, progress=progress, cancel=opened.cancel)
+
+        def stage_one_of(due: tuple[str, str]) -> None:
+            try:
+                stage.stage_store(opened, record, *due, progress=progress, cancel=opened.cancel)
+            except NightferryError as error:
+                stage.record_failure(opened, record, *due, error, 1)
+
+        due = list(run.due_stores(record))
+        with ThreadPoolExecutor(len(due)) as pool:
+            list(pool.map(stage_one_of, due))
         return opened.catalog.run(record.run)
 
 

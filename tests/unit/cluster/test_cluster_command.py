@@ -184,10 +184,17 @@ def test_a_plan_and_a_release_that_cannot_be_run_once_are_run_again(fake, tmp_pa
 @pytest.mark.parametrize("verb", ["where", "view", "plan", "release", "move"])
 def test_a_stop_ends_a_program_that_hangs(fake, tmp_path, verb):
     cancel = Cancel()
-    hanging = [script(tmp_path / "hanging", "exec sleep 600"), *fake.settings()[verb][1:]]
+    hangs = tmp_path / "hangs"
+    hanging = [script(tmp_path / "hanging", f"touch {hangs}; exec sleep 600"), *fake.settings()[verb][1:]]
     cluster = open_cluster(fake, cancel=cancel, **{verb: hanging})
     began = time.monotonic()
-    threading.Timer(0.2, cancel.set, ["an operator"]).start()
+
+    def stop():
+        while not hangs.exists() and time.monotonic() - began < 20:
+            time.sleep(0.01)
+        cancel.set("an operator")
+
+    threading.Thread(target=stop).start()
     with pytest.raises(Cancelled, match="an operator"):
         cluster.release(BACK) if verb == "release" else move(cluster, cancel=cancel)
     assert time.monotonic() - began < 20

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.errors import Cancelled, HookFailed
+from nightferry.cluster import reader_agent
+from nightferry.errors import Cancelled, GroupStopping, HookFailed
 from nightferry.model.load import load_site
 from nightferry.model.secrets import known_secrets
 from nightferry.ops import surroundings
@@ -255,3 +256,40 @@ def test_check_names_hooks_that_are_missing_or_belong_to_others(make: Make, tmp_
         ("NF-HOOK-002", "fail", "hook open"),
         ("NF-HOOK-001", "fail", "hook plain"),
     ]
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Started reader agents of the BACK group and of the service that is staged on it."""
+    folder = tmp_path / "agents"
+    for group in ("TEX-MAIL-1", BACK_GROUP):
+        (folder / group).mkdir(parents=True)
+        (folder / group / "here").touch()
+    monkeypatch.setattr(reader_agent, "RUN_FOLDER", folder)
+    return folder
+
+
+def test_a_hook_and_all_in_its_session_have_a_lease_on_every_group_of_the_night(
+    make: Make, agents: Path, tmp_path: Path
+) -> None:
+    # Its lease comes a moment after its start.
+    waits = f"until ls {agents}/{BACK_GROUP} | grep session; do :; done"
+    lists = f"{waits}; echo $$ > pid; ls {agents}/TEX-MAIL-1 > on-mail; ls {agents}/{BACK_GROUP} > on-back"
+    with make(("h", "before", lists)) as opened:
+        run(opened)
+    pid = (tmp_path / "pid").read_text().strip()
+    for name in ("on-mail", "on-back"):
+        of_hook = [n for n in (tmp_path / name).read_text().split() if n.startswith(f"{pid}.")]
+        assert len(of_hook) == 1
+        assert of_hook[0].endswith(".session.lease")
+    assert list(agents.rglob("*.lease")) == []
+
+
+def test_a_hook_ends_when_the_cluster_takes_a_group_away_and_after_hooks_still_run(
+    make: Make, agents: Path, tmp_path: Path
+) -> None:
+    stops = f"rm {agents}/TEX-MAIL-1/here; sleep 600"
+    site = make(("h", "before", stops), ("then", "after", "touch ran-after"))
+    with site as opened, pytest.raises(GroupStopping, match="TEX-MAIL-1 is not on this node"):
+        run(opened)
+    assert (tmp_path / "ran-after").exists()

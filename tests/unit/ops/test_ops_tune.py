@@ -2,10 +2,12 @@
 
 import errno
 import os
+import time
 
 import pytest
 
-from nightferry.errors import Cancelled, ConfigError, SourceError, StagingFull
+from nightferry.cluster import reader_agent
+from nightferry.errors import Cancelled, ConfigError, GroupStopping, SourceError, StagingFull
 from nightferry.ops import tune as tune_module
 from nightferry.ops.tune import BUFFER_SIZES, STREAMS, tune
 from nightferry.progress import QUIET, Cancel
@@ -100,3 +102,23 @@ def test_a_failing_disk_is_an_error_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(tune_module.os, "preadv", fail)
     with pytest.raises(SourceError, match="input/output error"):
         tune(tmp_path, trial_bytes=4 * MIB, progress=QUIET)
+
+
+def test_it_ends_when_the_cluster_takes_any_group_away_from_this_node(tmp_path, monkeypatch):
+    group = tmp_path / "agents" / "TEX-BACK-1"
+    group.mkdir(parents=True)
+    (group / "here").touch()
+    monkeypatch.setattr(reader_agent, "RUN_FOLDER", tmp_path / "agents")
+    write, looked = os.pwrite, []
+
+    def taken_away(fd, data, offset):
+        looked.append(list(group.glob("*.lease")))
+        (group / "here").unlink(missing_ok=True)
+        time.sleep(0.02)
+        return write(fd, data, offset)
+
+    monkeypatch.setattr(tune_module.os, "pwrite", taken_away)
+    with pytest.raises(GroupStopping, match="TEX-BACK-1"):
+        tune(tmp_path, trial_bytes=64 * MIB)
+    assert all(len(leases) == 1 for leases in looked)
+    assert list(group.glob("*.lease")) == []
