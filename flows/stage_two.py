@@ -24,6 +24,7 @@ from nightferry.ops.opened import OpenSite
 from nightferry.ops.owed import owed
 from nightferry.ops.ownership import watched
 from nightferry.ops.run import run_lock
+from nightferry.ops.stream import note_away
 from nightferry.plan.balance import in_order
 from nightferry.progress import Cancel
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
@@ -119,6 +120,7 @@ def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]
         lanes = here.destination(destination).lanes
     except NightferryError as error:
         PrefectProgress().say(f"it cannot be opened: {error}", subject=destination)
+        note_away(here, destination, error)
         return Failed(name=COPY_MISSING, message=str(error))
     return part(to_destination.with_options(task_runner=threads(lanes)), site, back_group, destination)
 

@@ -430,6 +430,19 @@ class FreedRecord(Record):
         return self.image
 
 
+class AwayRecord(Record):
+    """Why no copy could be begun at a destination."""
+
+    kind: ClassVar[str] = "away"
+    destination: str
+    error: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.destination
+
+
 class ForgottenRecord(Record):
     """An operator's word that what an image owes, or that it is lost, is given up."""
 
@@ -562,6 +575,7 @@ RECORDS: dict[str, type[Record]] = {
         DriveLeaseRecord,
         SelectionRecord,
         FreedRecord,
+        AwayRecord,
         ForgottenRecord,
         AdoptionRecord,
         ClockRecord,

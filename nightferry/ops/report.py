@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nightferry.errors import IntegrityError, worst_exit_code
-from nightferry.model.records import CopyRecord, FailureRecord, ImageRecord, RunRecord
+from nightferry.model.records import AwayRecord, CopyRecord, FailureRecord, ImageRecord, RunRecord
 from nightferry.model.text import safe_markdown
 from nightferry.ops.drives import DriveWork, work_of
 from nightferry.ops.gate import GateView, look_past
@@ -227,21 +227,22 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         owed_before=tuple(before),
         # Of a disk on another node the catalog cannot say what it lost.
         lost=tuple(dict.fromkeys([*of_run, *gone])),
-        notes=_notes(opened, [*missing, *before]) | reasons,
+        notes=_notes(opened, run, [*missing, *before]) | reasons,
         accepted=frozenset(i.image for i in images if i.state != "whole" and opened.catalog.accepted(i)),
         whole=frozenset(i.image for i in images if opened.catalog.is_whole(i)),
         staged_only=staged_only,
     )
 
 
-def _notes(opened: OpenSite, missing: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
+def _notes(opened: OpenSite, run: RunRecord, missing: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
     wanted = set(missing)
-    return {
-        (copy.image, copy.destination): copy.note
-        for image in {image for image, _ in missing}
-        for copy in opened.catalog.copies(image)
-        if copy.note and (copy.image, copy.destination) in wanted
-    }
+    away = {r.destination: r.error for r in opened.catalog.all(AwayRecord) if r.at >= run.started}
+    notes = {pair: away[pair[1]] for pair in wanted if pair[1] in away}
+    for image in {image for image, _ in missing}:
+        for copy in opened.catalog.copies(image):
+            if copy.note and (copy.image, copy.destination) in wanted:
+                notes[copy.image, copy.destination] = copy.note
+    return notes
 
 
 def report_markdown(result: NightResult) -> str:

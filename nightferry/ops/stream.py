@@ -22,7 +22,7 @@ from nightferry.errors import (
     NeedsRecall,
     NightferryError,
 )
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import AwayRecord, CopyRecord, ImageRecord
 from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
@@ -84,6 +84,13 @@ def _from_staging(
         raise
 
 
+def note_away(opened: OpenSite, destination: str, error: NightferryError) -> None:
+    """Records why no copy could be begun at a destination, for the night's report."""
+    opened.catalog.append(
+        AwayRecord(destination=destination, error=error.message[:500], at=opened.clock.now())
+    )
+
+
 def made_before(
     opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
 ) -> CopyRecord | None:
@@ -94,7 +101,11 @@ def made_before(
         IntegrityError, DestinationError: see ``verify_copy``.
     """
     opened.catalog.refresh()
-    require_ours(opened, destination, marking=True)
+    try:
+        require_ours(opened, destination, marking=True)
+    except NightferryError as error:
+        note_away(opened, destination, error)
+        raise
     copy = _arrived(opened, opened.destination(destination), image)
     if copy is None or copy.state == "verified":
         return copy
