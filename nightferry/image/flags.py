@@ -65,14 +65,13 @@ def letters(flags: int) -> str:
 
 
 def _get(fd: int) -> int:
-    buffer = bytearray(_LONG)
     try:
-        fcntl.ioctl(fd, _GETFLAGS, buffer)
+        found = fcntl.ioctl(fd, _GETFLAGS, bytes(_LONG))
     except OSError as error:
         if error.errno in _NO_FLAGS:
             return 0
         raise
-    return int(struct.unpack_from("=I", buffer)[0])  # the kernel fills an int, whatever the call's name says
+    return int(struct.unpack_from("=I", found)[0])  # the kernel fills an int, whatever the call's name says
 
 
 def _set(fd: int, flags: int) -> bool:

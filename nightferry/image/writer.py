@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from nightferry.errors import NightferryError, SourceError
 from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
-from nightferry.image.content import read_at, sparse_segments, unchanged, version
+from nightferry.image.content import read_at, read_whole, sparse_segments, unchanged, version
 from nightferry.image.format import HEADER_PATH, INDEX_COMMENT, INDEX_PATH, ImageEnd, ImageHeader
 from nightferry.image.index import EntryType, IndexRow, Outcome
 from nightferry.image.index_builder import IndexBuilder
@@ -417,9 +417,7 @@ class ImageWriter:
         segments = None if beyond else sparse_segments(fd, before)
         data: bytes | None = None
         if segments is None and size < ALIGN_FROM:
-            data = read_at(fd, 0, size + 1)
-            if len(data) > size:
-                data += read_at(fd, len(data), ALIGN_FROM - len(data))
+            data = read_whole(fd, size, ALIGN_FROM)
             # What is not read to its end here is as good as a large file.
             beyond = len(data) >= ALIGN_FROM
         start = self._sink.position

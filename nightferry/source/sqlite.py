@@ -35,10 +35,11 @@ class SqliteSource:
     and no other file. What has such a name and is no database becomes ``unreadable``. ``-wal``, ``-shm`` and
     ``-journal`` are never taken: the copy holds what was committed when it was made.
 
-    Mode, owner, times and attributes are those of the database. While a database is copied, writers that use
-    a rollback journal wait; those of a WAL database do not. Nothing is written to the database. Only when a
-    crashed writer left a transaction half written is that rolled back, as the next program to open the
-    database would do; the image carries a note of it.
+    Mode, owner, times and attributes are those of the database; not its inode flags, because opening and closing it
+    would take away the locks that this process may hold on it. While a database is copied, writers that use a rollback
+    journal wait; those of a WAL database do not. Nothing is written to the database. Only when a crashed writer left a
+    transaction half written is that rolled back, as the next program to open the database would do; the image carries
+    a note of it.
 
     Args:
         path: The database or the directory.

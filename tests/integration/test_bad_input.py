@@ -231,16 +231,16 @@ class TestWhileItIsRead:
     ) -> None:
         log = site.priv1 / "log"
         log.write_bytes(b"a" * 300_000)
-        inode, really = log.stat().st_ino, writer.read_at
+        inode, really = log.stat().st_ino, writer.read_whole
 
-        def growing(fd: int, offset: int, length: int) -> bytes:
-            data = really(fd, offset, length)
+        def growing(fd: int, announced: int, most: int) -> bytes:
+            data = really(fd, announced, most)
             if os.fstat(fd).st_ino == inode:
                 with log.open("ab") as file:
                     file.write(b"b" * 5_000)
             return data
 
-        monkeypatch.setattr(writer, "read_at", growing)
+        monkeypatch.setattr(writer, "read_whole", growing)
         with site.opened() as here:
             run = night.stage_one(here, "TEX-BACK-1")
         monkeypatch.undo()

@@ -150,7 +150,7 @@ def test_a_small_file_that_shrinks_under_the_reading_is_stored_as_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"x" * 1000)
-    monkeypatch.setattr("nightferry.image.writer.read_at", lambda fd, offset, length: b"x" * 10)
+    monkeypatch.setattr("nightferry.image.writer.read_whole", lambda fd, announced, most: b"x" * 10)
     summary = write_image(tmp_path / "i.tar", lambda writer: add(writer, tmp_path / "f"))
     image = open_image(tmp_path / "i.tar", summary)
     assert content(image, b"f") == b"x" * 10
