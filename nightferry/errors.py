@@ -71,6 +71,14 @@ class ClockAhead(ConfigError):
     )
 
 
+class NotAccepted(ConfigError):
+    """The catalog was rebuilt, and nobody has said yet that it is complete enough to remove by it."""
+
+    default_hint = (
+        "look at `nightferry images`; when the catalog is right, `nightferry catalog accept --reason TEXT`"
+    )
+
+
 class OtherSite(ConfigError):
     """A catalog or a destination that another site has to itself."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from nightferry.cli.session import current
 
@@ -46,11 +47,67 @@ def rebuild(*, copy: str, to: str) -> int:
             words.append(f"{counted(len(images), 'copy', 'copies')} {what}: {_shown(images)}")
     if done.cartridges:
         words.append(f"{counted(len(done.cartridges), 'cartridge')} made known: {_shown(done.cartridges)}")
+    for paths, what in (
+        (done.recovered, "without its record, which was made again"),
+        (done.left_out, "left out"),
+        (done.foreign, "not ours, and left alone"),
+    ):
+        words += [f"{what}: {path}" for path in paths]
     words += done.notes
+    words.append("nothing expires by it before `nightferry catalog accept`")
     if loaded.site.site.catalog.rstrip("/") != to.rstrip("/"):
         words.append(f'put catalog = "{to}" into the site file to use it')
     session.out.result(asdict(done), *words)
     return 0 if done.is_complete else PARTIAL
+
+
+@app.command
+def accept(
+    *,
+    yes: Annotated[bool, Parameter(negative=())] = False,
+    reason: str = "",
+    renamed_from: str = "",
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Says that a rebuilt catalog is right: until then nothing expires. It is kept in the log.
+
+    What the rebuild could not take is listed. Folders of ours among it then count as what an interrupted copy left, and
+    go with the next expire.
+
+    Parameters
+    ----------
+    yes
+        It was looked at.
+    reason
+        Why it is right; enough without --yes.
+    renamed_from
+        The site's name as the catalog knows it: the site file's name takes its place, and the id stays.
+    dry_run
+        Only say what there is to accept.
+    """
+    from nightferry.errors import ConfigError
+    from nightferry.ops import accept as ops
+    from nightferry.ops.opened import OpenSite
+
+    session = current()
+    if not (yes or reason.strip() or dry_run):
+        raise ConfigError(
+            "accepting needs a word",
+            hint="look at --dry-run, then say --yes, or why with --reason",
+            subject="--yes",
+        )
+    with OpenSite(session.load_site()) as here:
+        done = ops.accept(here, reason=reason, renamed_from=renamed_from, dry_run=dry_run)
+        name = here.site.site.name
+    words = [
+        f"left out, and as good as gone: {path}" for path in (done.rebuild.left_out if done.rebuild else ())
+    ]
+    verb = "would be" if dry_run else "is"
+    if done.rebuild is not None:
+        words.append(f"the catalog rebuilt from {done.rebuild.copy_from} {verb} accepted")
+    if done.renamed_from:
+        words.append(f"site {done.renamed_from} {verb} called {name}")
+    session.out.result({**done.as_json(), "dry_run": dry_run}, *words)
 
 
 def _shown(names: list[str]) -> str:

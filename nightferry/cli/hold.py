@@ -20,12 +20,14 @@ def add(image: str, /, *, reason: str) -> None:
     reason
         Why; it is shown wherever the hold is.
     """
+    from nightferry.ops.beside import spread
     from nightferry.ops.hold import add_hold
     from nightferry.ops.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
         record = add_hold(here, image, reason)
+        spread(here)
     session.out.result(record.model_dump(mode="json"), f"{image} is held: {record.reason}")
 
 
@@ -40,12 +42,14 @@ def remove(image: str, /, *, reason: str = "") -> None:
     reason
         Why, for the catalog.
     """
+    from nightferry.ops.beside import spread
     from nightferry.ops.hold import remove_hold
     from nightferry.ops.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
         record = remove_hold(here, image, reason)
+        spread(here)
     session.out.result(record.model_dump(mode="json"), f"{image} is not held any more")
 
 

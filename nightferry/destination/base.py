@@ -160,6 +160,31 @@ class Found:
     epoch: int
     location: dict[str, Any]
     meta: bytes
+    site: SiteMark | None = None
+    """Whose it is, where that is said."""
+    records: bytes = b""
+    """What people decided about it, where that stands with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """Something that a scan met and could not take for a whole copy."""
+
+    path: str
+    why: str
+    image: str = ""
+    """Empty when its name is not an image's: then it is foreign."""
+    epoch: int = 0
+    """0: it does not say."""
+    digest: str = ""
+    """The image's, where that is said."""
+    location: dict[str, Any] | None = None
+    """Where its data, index and chunk table can be read, when all three are there."""
+    site: SiteMark | None = None
+
+
+def ignore(odd: Odd) -> None:
+    """For whoever scans and wants whole copies alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +306,12 @@ class Destination(Protocol):
             NotOurs: it is foreign.
         """
 
-    def scan(self) -> Iterator[Found]:
-        """Every whole copy here, found from the medium alone."""
+    def scan(self, odd: Callable[[Odd], None] = ignore) -> Iterator[Found]:
+        """Every whole copy here, found from the medium alone.
+
+        Args:
+            odd: Is told of everything else that lies among the copies. None of it ends the scan.
+        """
 
     def put_catalog(self, name: str, data: bytes) -> None:
         """Keeps a copy of the catalog; of those with such a name the newest few are kept."""
@@ -350,6 +379,12 @@ class Marked(Protocol):
 
     def put_marker(self, text: bytes) -> None:
         """Puts a marker where there is none; one that is there stays. Who must know reads it afterwards."""
+
+    def put_records(self, name: str, data: bytes) -> None:
+        """Lays records beside the copies; of those with such a name the newest few are kept."""
+
+    def records(self) -> Iterator[bytes]:
+        """What ``put_records`` laid there."""
 
     def images(self) -> Iterator[str]:
         """Names of the images that something lies of, whole or not."""

@@ -13,9 +13,11 @@ from nightferry.destination.base import (
     SIDE_FILES,
     Found,
     Leftover,
+    Odd,
     Outgoing,
     Receipt,
     SiteMark,
+    ignore,
     large_side_file,
     nobody,
 )
@@ -41,6 +43,7 @@ from nightferry.destination.copies import (
 from nightferry.destination.drivers import open_driver
 from nightferry.destination.leftovers import Entry, foreign, left_in, refuse_foreign
 from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadAt
+from nightferry.destination.odd import odd_copy
 from nightferry.destination.ours import (
     MARKER,
     MARKER_BYTES,
@@ -52,13 +55,16 @@ from nightferry.destination.ours import (
     is_object,
     is_partial,
     is_proved,
+    is_records,
     parse_origin,
     render_origin,
     require_free,
+    site_of,
 )
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
 from nightferry.errors import (
+    DestinationError,
     IntegrityError,
     MediumDamaged,
     NightferryError,
@@ -345,13 +351,34 @@ class FsspecDestination:
         else:
             self._objects.remove(leftover.path)
 
-    def scan(self) -> Iterator[Found]:
+    def scan(self, odd: Callable[[Odd], None] = ignore) -> Iterator[Found]:
         self._require()
-        for image in self._objects.names("images"):
-            said = self._copy_of(image)
-            if said is not None:
-                meta = self._objects.read(f"images/{image}/{META}")
-                yield Found(image, said["epoch"], location_of(said), meta)
+        for name in self._objects.names("images", hidden=True):
+            try:
+                found = self._scanned(name)
+            except Unavailable:
+                raise
+            except (DestinationError, NotInThisRelease) as error:
+                found = Odd(f"images/{name}", error.message, name if is_image(name) else "")
+            if isinstance(found, Found):
+                yield found
+            else:
+                odd(found)
+
+    def _scanned(self, image: str) -> Found | Odd:
+        folder = f"images/{image}"
+        said = self._copy_of(image)
+        read = self._read_in(image)
+        if said is not None:
+            origin = parse_origin(image, read(ORIGIN))
+            meta = self._objects.read(f"{folder}/{META}")
+            return Found(image, said["epoch"], location_of(said), meta, site_of(origin))
+        if not is_image(image):
+            return Odd(folder, "its name is not an image's")
+        sizes = {
+            n: self._objects.size(f"{folder}/{n}") or 0 for n in self._objects.names(folder) if is_object(n)
+        }
+        return odd_copy(image, sizes, read(COPY), parse_origin(image, read(ORIGIN)))
 
     def marker(self) -> bytes | None:
         """See ``Marked.marker``. Looking makes no root."""
@@ -371,19 +398,29 @@ class FsspecDestination:
         image = place_of(location)[0]
         return is_proved(self._read_in(image), image, mark, digest)
 
-    def put_catalog(self, name: str, data: bytes) -> None:
+    def put_records(self, name: str, data: bytes) -> None:
+        self._keep("records", name, data, is_records)
+
+    def records(self) -> Iterator[bytes]:
         self._require()
-        self._objects.write(f"catalog/{safe_name(name)}", [data])
-        kept = sorted(self._catalogs(), key=lambda n: (self._objects.changed(f"catalog/{n}"), n))
+        names = filter(is_records, self._objects.names("records"))
+        return (self._objects.read(f"records/{name}") for name in names)
+
+    def put_catalog(self, name: str, data: bytes) -> None:
+        self._keep("catalog", name, data, is_catalog)
+
+    def _keep(self, folder: str, name: str, data: bytes, is_one: Callable[[str], bool]) -> None:
+        """Keeps the newest few objects of a kind."""
+        self._require()
+        self._objects.write(f"{folder}/{safe_name(name)}", [data])
+        names = filter(is_one, self._objects.names(folder))
+        kept = sorted(names, key=lambda n: (self._objects.changed(f"{folder}/{n}"), n))
         for old in kept[:-CATALOGS_KEPT]:
-            self._objects.remove(f"catalog/{old}")
+            self._objects.remove(f"{folder}/{old}")
 
     def catalog_copies(self) -> list[str]:
         self._require()
-        return sorted(self._catalogs(), reverse=True)
-
-    def _catalogs(self) -> list[str]:
-        return [name for name in self._objects.names("catalog") if is_catalog(name)]
+        return sorted(filter(is_catalog, self._objects.names("catalog")), reverse=True)
 
     def get_catalog(self, name: str) -> bytes:
         self._require()

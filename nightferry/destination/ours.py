@@ -31,6 +31,7 @@ crash leaves behind looks whole, and what proves it ours goes last."""
 _FORMAT = 1
 _PARTIAL = re.compile(r"\.partial-[0-9]+")
 _DRAFT = re.compile(r"\.draft-(.+)|\.(.+)\.new")
+_RECORDS = re.compile(r"records-[0-9]{8}T[0-9]{6}Z\.json")
 _CATALOG = re.compile(r"catalog-[0-9]{8}T[0-9]{6}Z\.parquet")
 
 
@@ -61,6 +62,11 @@ def parse_origin(image: str, text: bytes | None) -> Origin | None:
         return None
     sound = found.image == image and all(isinstance(word, str) for word in (found.site, found.id, found.run))
     return found if sound and isinstance(found.epoch, int) else None
+
+
+def site_of(origin: Origin | None) -> SiteMark | None:
+    """Who began to write a copy, where it says so."""
+    return SiteMark(origin.site, origin.id) if origin is not None and origin.id else None
 
 
 def is_ours(origin: Origin | None, mark: SiteMark) -> bool:
@@ -108,6 +114,11 @@ def is_partial(name: str) -> bool:
 def is_catalog(name: str) -> bool:
     """Whether a name is that of a copy of the catalog."""
     return _CATALOG.fullmatch(name) is not None
+
+
+def is_records(name: str) -> bool:
+    """Whether a name is that of records beside the copies."""
+    return _RECORDS.fullmatch(name) is not None
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -304,5 +304,18 @@ class FramedReader:
             raise _no_table(f"frames of {self._starts[-1]} bytes in a copy with {encoded_bytes}")
 
 
+def plain_bytes(reader: ByteReader, chunks: int) -> int:
+    """What an encoded copy decodes to in all, by its seek table, where only the image's chunks are counted.
+
+    Raises:
+        IntegrityError: there is no such table.
+    """
+    count = -(-chunks * CHUNK_BYTES // FRAME_BYTES)
+    at = reader.size_bytes - _FOOTER.size - count * _ENTRY.size
+    if at < 0:
+        raise _no_table(f"{reader.size_bytes} bytes cannot hold {count} frames")
+    return sum(plain for _, plain, _ in _ENTRY.iter_unpack(reader.read(at, count * _ENTRY.size)))
+
+
 def _no_table(why: str) -> IntegrityError:
     return IntegrityError(f"not an encoded copy of the image: {why}")

@@ -542,6 +542,28 @@ class SiteRecord(Record):
         return "site"
 
 
+class RebuildRecord(Record):
+    """A catalog that was made from media alone, and whether somebody took it for what it is."""
+
+    kind: ClassVar[str] = "rebuild"
+    rebuild: str
+    """Its name: when it was made, UTC."""
+    copy_from: str
+    """The destination that it was made from."""
+    begun_from: str = ""
+    """The copy of the catalog that it began with."""
+    left_out: tuple[str, ...] = ()
+    """Folders that could not be taken, as ``DESTINATION/PATH``."""
+    accepted: bool = False
+    who: str
+    reason: str = ""
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.rebuild
+
+
 class RecallRecord(Record):
     """A copy that was asked back from an archive, so that it is asked for once and its wait has a beginning."""
 
@@ -582,6 +604,7 @@ RECORDS: dict[str, type[Record]] = {
         HoldRecord,
         ExpiryRecord,
         SiteRecord,
+        RebuildRecord,
         RecallRecord,
     )
 }

@@ -44,7 +44,7 @@ class Sampled(Outgoing, Protocol):
         """A few pieces of it from all over, unproved: enough to guess whether it shrinks."""
 
 
-class _Passed:
+class Passed:
     """Another outgoing under its own names; the base of what stands before a destination."""
 
     def __init__(self, outgoing: Outgoing) -> None:
@@ -78,7 +78,7 @@ class _Passed:
         return large_side_file(self._outgoing, name)
 
 
-class EncodedOutgoing(_Passed):
+class EncodedOutgoing(Passed):
     """Another outgoing as zstd frames; implements ``destination.base.Outgoing``.
 
     Its ``meta.json`` says so; the other side files stay as they are: they speak of the image.
@@ -187,7 +187,7 @@ def _cut(data: bytes | memoryview) -> Iterator[memoryview]:
         yield memoryview(data)[start : start + CHUNK_BYTES]
 
 
-class PacedOutgoing(_Passed):
+class PacedOutgoing(Passed):
     """Another outgoing, no faster than a bandwidth timetable allows; implements ``Outgoing``."""
 
     def __init__(self, outgoing: Outgoing, throttle: Throttle, cancel: Cancel) -> None:

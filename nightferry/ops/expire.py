@@ -34,6 +34,7 @@ from nightferry.model.records import (
     FreedRecord,
     ImageRecord,
 )
+from nightferry.ops.accept import not_accepted
 from nightferry.ops.leftovers import forget_expired
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.outlook import (
@@ -69,7 +70,7 @@ class Expiry:
     orphaned: list[str] = field(default_factory=list)
     """Images that owe copies which no night delivers, with the reason; they never expire."""
     errors: dict[str, NightferryError] = field(default_factory=dict)
-    refused: ImplausibleExpiry | None = None
+    refused: ConfigError | None = None
     """In a dry run: why the same without it would do nothing."""
 
     @property
@@ -164,12 +165,19 @@ def expire(
 
     Raises:
         ConfigError: no such destination.
+        NotAccepted: the catalog was rebuilt, and nobody accepted it; nothing was touched. A dry run says it in its
+            result.
         ImplausibleExpiry: too much would go everywhere where something would, and nothing was touched. Where only some
             destinations refuse, the others go on, and the result tells. A dry run says it in its result.
         ClockAhead: a run is stamped later than now.
         Cancelled: stopped between two copies; the next call goes on.
     """
     outlook = look_ahead(opened, destination)
+    unaccepted = not_accepted(opened.catalog)
+    if unaccepted is not None:
+        if dry_run:
+            return _foreseen(opened, outlook, unaccepted)
+        raise unaccepted
     require_plausible_clock(opened, "nothing expires")
     refused = {} if reason.strip() else implausible(opened, outlook)
     if dry_run:
@@ -219,7 +227,7 @@ def _without(outlook: Outlook, refused: dict[str, ImplausibleExpiry]) -> Outlook
     )
 
 
-def _foreseen(opened: OpenSite, outlook: Outlook, refused: ImplausibleExpiry | None) -> Expiry:
+def _foreseen(opened: OpenSite, outlook: Outlook, refused: ConfigError | None) -> Expiry:
     rows = [
         replace(row, freed_bytes=_room_of(opened, row)) if row.fate == "expires" else row
         for row in outlook.copies

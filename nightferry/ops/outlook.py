@@ -18,6 +18,7 @@ from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, 
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.names import parse_image_name
 from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.ops.accept import named_left_out
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.owed import owes
@@ -301,7 +302,8 @@ def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
             yield LeftoverOutlook(destination, leftover, why="nothing proves that it is ours")
             continue
         copies = [c for c in opened.catalog.all_copies(leftover.image) if c.destination == destination]
-        if leftover.image and not copies:
+        known = copies or named_left_out(opened.catalog, destination, leftover.path)
+        if leftover.image and not known:
             yield LeftoverOutlook(destination, leftover, why="the catalog knows no copy of it there")
             continue
         if leftover.what == "unfinished" and any(copy.state in THERE for copy in copies):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,25 +20,37 @@ from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import Destination, Found, Marked, SiteMark
+from nightferry.destination.base import Destination, Found, Marked, Odd, SiteMark
 from nightferry.destination.ours import MARKER, parse_marker
-from nightferry.errors import CatalogError, ConfigError, IntegrityError, MediumDamaged, OtherSite
+from nightferry.errors import (
+    CatalogError,
+    ConfigError,
+    DestinationError,
+    IntegrityError,
+    MediumDamaged,
+    OtherSite,
+    Unavailable,
+)
 from nightferry.model.load import LoadedSite
-from nightferry.model.names import parse_run
+from nightferry.model.names import parse_image_name, parse_run
 from nightferry.model.records import (
     THERE,
     CartridgeRecord,
     CopyRecord,
+    CopyState,
     DriveLeaseRecord,
     ImageRecord,
     LeaseRecord,
+    RebuildRecord,
     RunRecord,
     SiteRecord,
 )
 from nightferry.model.site import Site, is_bucket
 from nightferry.model.text import safe
+from nightferry.ops.beside import Beside, take_in
 from nightferry.ops.encode import image_of
 from nightferry.ops.opened import OpenSite, operator
+from nightferry.ops.recover import recovered
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.digest import image_digest
 from nightferry.units import counted
@@ -65,13 +77,21 @@ class Rebuilt:
     """Images whose copy lies on cartridges that are not in the library: it stays as recorded."""
     cartridges: list[str] = field(default_factory=list)
     """Cartridges that the copy of the catalog did not know as they are."""
+    recovered: list[str] = field(default_factory=list)
+    """Images whose record was gone, and was made again from data, index and chunk table."""
+    left_out: list[str] = field(default_factory=list)
+    """Folders of images that could not be taken."""
+    foreign: list[str] = field(default_factory=list)
+    """What lies among the copies and is not called as an image: left alone."""
+    beside: int = 0
+    """Holds, selections, approvals and seals taken from beside the copies."""
     notes: list[str] = field(default_factory=list)
     """What could not be read, or is not what it says."""
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing is lost, and nothing was left out."""
-        return not self.lost and not self.notes
+        return not self.lost and not self.notes and not self.recovered
 
 
 def rebuild(
@@ -110,17 +130,20 @@ def rebuild(
         done = Rebuilt(copy, str(place))
         destination = opened.destination(copy)
         progress.say(f"looking at every copy at {copy}", subject=copy)
-        found = []
-        for one in destination.scan():
-            cancel.check()
-            found.append(one)
-        progress.say(f"{counted(len(found), 'copy', 'copies')} found", subject=copy)
         marker = _marker(destination, done)
         catalog = _newest_copy(destination, marker, done, clock)
-        _require_same_site(catalog, marker, loaded.site, copy)
+        last = catalog.last
+        mark = _require_same_site(catalog, marker, loaded.site, copy)
+        found, odd = _scan(destination, mark, loaded.site.site.name, done, cancel)
+        mark = mark or _whose(found, done)
+        progress.say(f"{counted(len(found), 'copy', 'copies')} found", subject=copy)
+        for each in odd:
+            cancel.check()
+            found += _recovered(catalog, destination, each, done, loaded.site)
         if not found and catalog.is_empty:
             raise CatalogError(
-                f"there is neither a copy of an image nor of the catalog at {copy}",
+                f"there is neither a copy of an image nor of the catalog at {copy}"
+                + "".join(f"; {note}" for note in done.notes[:5]),
                 hint="name another destination with --copy, or correct this one's place in the site file",
                 subject=copy,
             )
@@ -128,7 +151,8 @@ def rebuild(
         for one in found:
             cancel.check()
             _add(catalog, destination, one, indexes, done, clock)
-        _settle_missing(catalog, destination, found, done)
+        _settle_missing(catalog, destination, found, odd, done)
+        done.beside = _take_in_beside(catalog, destination, found, mark, last, done)
         _add_runs(catalog, loaded.site, copy)
         _add_cartridges(catalog, destination, done)
         for lease in catalog.all(LeaseRecord):
@@ -137,8 +161,18 @@ def rebuild(
         for drive in catalog.all(DriveLeaseRecord):
             if drive.state == "held":
                 catalog.append(drive.model_copy(update={"state": "free"}))
-        if marker is not None and catalog.latest(SiteRecord, "site") is None:
-            catalog.append(SiteRecord(name=marker.site, id=marker.id, who=operator(), at=clock.now()))
+        if mark is not None and catalog.latest(SiteRecord, "site") is None:
+            catalog.append(SiteRecord(name=mark.site, id=mark.id, who=operator(), at=clock.now()))
+        catalog.append(
+            RebuildRecord(
+                rebuild=f"{clock.now():%Y%m%dT%H%M%S.%fZ}",
+                copy_from=copy,
+                begun_from=done.begun_from,
+                left_out=tuple(f"{copy}/{path}" for path in done.left_out),
+                who=operator(),
+                at=clock.now(),
+            )
+        )
         data = catalog.export()
         done.events = Catalog.from_export(data, place, clock=clock).last
         done.images = len(catalog.all(ImageRecord))
@@ -184,8 +218,9 @@ def _marker(destination: Destination, done: Rebuilt) -> SiteMark | None:
     return found
 
 
-def _require_same_site(catalog: Catalog, marker: SiteMark | None, site: Site, copy: str) -> None:
-    """The site of marker and copy of the catalog is that of the site file, by the name that it had last.
+def _require_same_site(catalog: Catalog, marker: SiteMark | None, site: Site, copy: str) -> SiteMark | None:
+    """Whose marker and copy of the catalog are, with the name that it had last: that of the site file. None where
+    neither says so.
 
     Raises:
         OtherSite: it is another one.
@@ -198,6 +233,85 @@ def _require_same_site(catalog: Catalog, marker: SiteMark | None, site: Site, co
             hint="name a destination of this site with --copy, or correct [site] name in the site file",
             subject=copy,
         )
+    return last
+
+
+def _scan(
+    destination: Destination, mark: SiteMark | None, site: str, done: Rebuilt, cancel: Cancel
+) -> tuple[list[Found], list[Odd]]:
+    """Whole copies, and folders of images that are none; what is another site's, or foreign, is only named."""
+    found: list[Found] = []
+    odd: list[Odd] = []
+    for one in destination.scan(odd.append):
+        cancel.check()
+        if one.site is not None and (one.site.id != mark.id if mark is not None else one.site.site != site):
+            done.left_out.append(f"images/{one.image}")
+            done.notes.append(
+                f"images/{safe(one.image)} at {destination.name} is left out: it is of {one.site}"
+            )
+        else:
+            found.append(one)
+    done.foreign += [safe(each.path) for each in odd if not each.image]
+    return found, [each for each in odd if each.image]
+
+
+def _whose(found: Iterable[Found], done: Rebuilt) -> SiteMark | None:
+    """Whose the copies are, when no marker and no copy of the catalog says it."""
+    marks = {one.site for one in found if one.site is not None}
+    if len(marks) > 1:
+        done.notes.append(f"the copies are of several sites: {', '.join(sorted(map(str, marks)))}")
+    return marks.pop() if len(marks) == 1 else None
+
+
+def _recovered(
+    catalog: Catalog, destination: Destination, odd: Odd, done: Rebuilt, site: Site
+) -> list[Found]:
+    """The copy with a record made again, when that can be; else it is left out, and named."""
+    why = odd.why
+    if odd.location is not None:
+        epoch = odd.epoch or max(
+            (c.epoch for c in catalog.all_copies(odd.image) if c.destination == destination.name), default=1
+        )
+        placed = replace(odd, epoch=epoch, location={**odd.location, "epoch": epoch})
+        try:
+            one = recovered(destination, placed, catalog.latest(ImageRecord, odd.image), site)
+        except Unavailable:
+            raise
+        except (IntegrityError, DestinationError, ConfigError) as error:
+            why = f"{why}, and {error.message}"
+        else:
+            done.recovered.append(odd.image)
+            return [one]
+    done.left_out.append(odd.path)
+    done.notes.append(f"{safe(odd.path)} at {destination.name} is left out: {why}")
+    return []
+
+
+def _take_in_beside(
+    catalog: Catalog,
+    destination: Destination,
+    found: Iterable[Found],
+    mark: SiteMark | None,
+    last: int,
+    done: Rebuilt,
+) -> int:
+    """What people decided, as it lies beside the copies: the newest of all, or what stands with each."""
+    texts = [one.records for one in found if one.records]
+    if isinstance(destination, Marked):
+        texts += destination.records()
+    readable: list[Beside] = []
+    for text in texts:
+        try:
+            one = Beside(text)
+        except ValueError:
+            done.notes.append(f"records beside the copies at {destination.name} cannot be read")
+            continue
+        if mark is None or one.id == mark.id:
+            readable.append(one)
+    readable.sort(key=lambda one: one.through)
+    if isinstance(destination, Marked):
+        readable = readable[-1:]
+    return sum(take_in(catalog, one, last) for one in readable)
 
 
 def _newest_copy(destination: Destination, marker: SiteMark | None, done: Rebuilt, clock: Clock) -> Catalog:
@@ -224,12 +338,16 @@ def _add(
 ) -> None:
     """Takes a copy that was found into the catalog, with the index and chunk table beside it."""
     try:
+        _require_fitting_name(found)
         image = _image(catalog, found)
         index = destination.side_file(found.location, "index")
         chunks = destination.side_file(found.location, "chunks")
         if image_digest(chunks, index) != image.digest:
             raise IntegrityError(f"the side files of {found.image} are not what its record says")
-    except (IntegrityError, MediumDamaged, ConfigError) as error:
+    except Unavailable:
+        raise
+    except (IntegrityError, DestinationError, ConfigError) as error:
+        done.left_out.append(f"images/{found.image}")
         done.notes.append(f"{safe(found.image)} at {destination.name} is left out: {error}")
         return
     indexes.keep(image.image, index, chunks)
@@ -253,6 +371,20 @@ def _add(
     if known is None or known.state == "writing" or _moved(known, copy):
         catalog.append(copy)
         done.added.append(image.image)
+
+
+def _require_fitting_name(found: Found) -> None:
+    """Raises:
+    ConfigError: it is not called as an image.
+    IntegrityError: its record is of another run, storage group or store than its name.
+    """
+    name = parse_image_name(found.image)
+    try:
+        said = image_of(found.meta)
+    except ValidationError:
+        return  # ``_image`` says what is wrong with it
+    if (said.run, said.group, said.store, said.level) != (name.run, name.group, name.store, name.level):
+        raise IntegrityError("its record does not fit its name")
 
 
 def _image(catalog: Catalog, found: Found) -> ImageRecord:
@@ -291,14 +423,16 @@ def _size(found: Found, image: ImageRecord) -> int:
 
 
 def _settle_missing(
-    catalog: Catalog, destination: Destination, found: Iterable[Found], done: Rebuilt
+    catalog: Catalog, destination: Destination, found: Iterable[Found], odd: Iterable[Odd], done: Rebuilt
 ) -> None:
-    """Copies that are on record at the destination, and were not found, are lost.
+    """Copies that are on record at the destination, and were not found, are lost; those of which something is there
+    are damaged.
 
     One on a cartridge that is not in the library is only elsewhere: a lost one would let the cartridge be
     written over.
     """
     there = {(one.image, one.epoch) for one in found}
+    odd_images = {one.image for one in odd}
     missing_media = _cartridges_elsewhere(catalog, destination)
     for copy in catalog.all(CopyRecord):
         if copy.destination != destination.name or (copy.image, copy.epoch) in there:
@@ -309,9 +443,10 @@ def _settle_missing(
         if any(part["barcode"] in missing_media for part in parts):
             done.elsewhere.append(copy.image)
             continue
-        note = f"not there when the catalog was rebuilt; {copy.note}".rstrip("; ")
-        catalog.append(copy.model_copy(update={"state": "lost", "note": note[:500]}))
-        if copy.state != "writing":
+        state: CopyState = "damaged" if copy.image in odd_images and copy.state != "writing" else "lost"
+        note = f"not {'whole' if state == 'damaged' else 'there'} when the catalog was rebuilt; {copy.note}"
+        catalog.append(copy.model_copy(update={"state": state, "note": note.rstrip("; ")[:500]}))
+        if copy.state != "writing" and state == "lost":
             done.lost.append(copy.image)
 
 

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from nightferry.destination.base import (
     DATA_NAMES,
     Destination,
+    Measure,
     Outgoing,
     Receipt,
+    Span,
     encoding_of,
 )
+from nightferry.destination.ours import MARKER, render_marker
 from nightferry.errors import (
     NeedsRecall,
     NightferryError,
 )
 from nightferry.model.records import AwayRecord, CopyRecord, ImageRecord
-from nightferry.ops.encode import PacedOutgoing, decodes_at_once, encoded
+from nightferry.ops.beside import DECIDED, put_beside, render
+from nightferry.ops.encode import PacedOutgoing, Passed, decodes_at_once, encoded
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.ownership import confirm, watched
@@ -118,6 +123,7 @@ def make_copy(
     """Writes an image to a destination, encoded as that wants it, in a new epoch and reads it back; see
     ``stream_image``."""
     prepared = encoded(opened, outgoing, destination)
+    prepared = Described(opened, prepared, outgoing.record)
     throttle = opened.throttle(destination)
     if throttle is not None:
         prepared = PacedOutgoing(prepared, throttle, cancel)
@@ -222,6 +228,28 @@ def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord
     return arrived
 
 
+class Described(Passed):
+    """Another outgoing, with what its site decided about it among its side files; implements ``Outgoing``.
+
+    A tape puts both into the image's trailer; where copies are objects, people's decisions lie beside all of them.
+    """
+
+    def __init__(self, opened: OpenSite, outgoing: Outgoing, image: ImageRecord) -> None:
+        super().__init__(outgoing)
+        mark = opened.mark()
+        self._described = {DECIDED: render(opened.catalog, mark, image), MARKER: render_marker(mark)}
+
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        return {**self._outgoing.side_files, **self._described}
+
+    def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
+        return self._outgoing.chunks(first_chunk)
+
+    def spans(self, span_bytes: int, measure: Measure) -> Iterator[Span]:
+        return self._outgoing.spans(span_bytes, measure)
+
+
 class Renamed:
     """Passes progress on under the op's own subject, in bytes of the image whatever is made of them."""
 
@@ -244,8 +272,10 @@ class Renamed:
 
 
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
-    """Keeps a copy of the catalog at a destination, against the loss of its disk; returns its name."""
+    """Keeps a copy of the catalog at a destination, against the loss of its disk, and people's decisions beside the
+    copies; returns the copy's name."""
     require_ours(opened, destination, marking=True)
+    put_beside(opened, destination, when)
     name = f"catalog-{when:%Y%m%dT%H%M%SZ}.parquet"
     opened.destination(destination).put_catalog(name, opened.catalog.export())
     return name

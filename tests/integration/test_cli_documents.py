@@ -9,7 +9,7 @@ import shutil
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from nightferry.cli.output import Output, dump_json
 from nightferry.cli.session import Session
 from nightferry.destination.base import Leftover
 from nightferry.errors import BusyError
+from nightferry.model.records import RebuildRecord
+from nightferry.ops.accept import Accepted
 from nightferry.ops.expire import Expiry
 from nightferry.ops.outlook import LeftoverOutlook, StagedOutlook
 from nightferry.ops.report import night_result
@@ -211,7 +213,12 @@ def test_the_page_says_exactly_what_is_printed(
     run("nightferry copy", "--missing", "--to", "objects")
     _expiry(site, run, said)
     _renames(site, run)
-    run("nightferry catalog rebuild", "--copy", "objects", "--to", tmp_path / "rebuilt", code=None)
+    kept = sorted((site.root / "objects" / "images").glob("*/meta.json"))
+    kept[0].unlink()
+    (kept[1].parent / "data").unlink()
+    (site.root / "objects" / "images" / "holiday").mkdir()
+    run("nightferry catalog rebuild", "--copy", "objects", "--to", tmp_path / "rebuilt", code=3)
+    _accept(said)
     (site.root / "backup").rename(site.root / "unmounted")
     run("nightferry cluster view")
 
@@ -219,6 +226,18 @@ def test_the_page_says_exactly_what_is_printed(
     said.add("nightferry deploy", process(site.file, "deploy", "--dry-run", "--json", env=state).document)
     said.add("nightferry server status", process(site.file, "server", "status", "--json", env=state).document)
     _hold_the_page_to(said)
+
+
+def _accept(said: Said) -> None:
+    made = RebuildRecord(
+        rebuild="20261130T210000Z",
+        copy_from="objects",
+        left_out=("objects/images/x",),
+        who="op",
+        at=datetime.now(UTC),
+    )
+    for accepted in (Accepted(made.model_copy(update={"begun_from": "catalog-x"})), Accepted(None, "TEX")):
+        said.add("nightferry catalog accept", {**accepted.as_json(), "dry_run": False})
 
 
 def _media(site: CommandSite, run: Callable[..., dict[str, Any]]) -> None:

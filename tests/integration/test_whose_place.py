@@ -65,9 +65,10 @@ def test_a_second_site_at_the_same_place_is_refused_by_every_verb(
         ran = nightferry(other.file, *verb, "--json")
         assert ran.code in (2, 20), ran.out
         assert f"is of site TEX (id {mark.id[:8]}), not of site {name}" in ran.out
-    done = nightferry(other.file, "expire", "--json")
-    assert done.code == 2
-    assert "is of site TEX" in done.document["errors"][0]["message"]
+    with other.open(clock) as opened:
+        done = run_expire(opened)
+        assert done.exit_code == 2
+        assert "is of site TEX" in done.errors[place.name].message
     rebuilt = nightferry(
         other.file, "catalog", "rebuild", "--copy", place.name, "--to", tmp_path / "new", "--json"
     )

@@ -18,9 +18,11 @@ from nightferry.destination.base import (
     Found,
     Leftover,
     Locked,
+    Odd,
     Outgoing,
     Receipt,
     SiteMark,
+    ignore,
     large_side_file,
     nobody,
 )
@@ -46,6 +48,7 @@ from nightferry.destination.copies import (
     watched,
     watched_spans,
 )
+from nightferry.destination.odd import odd_copy
 from nightferry.destination.ours import (
     MARKER,
     MARKER_BYTES,
@@ -54,8 +57,10 @@ from nightferry.destination.ours import (
     is_catalog,
     is_image,
     is_proved,
+    is_records,
     render_origin,
     require_free,
+    site_of,
 )
 from nightferry.destination.s3 import expiry
 from nightferry.destination.s3.archive import archived, ask
@@ -75,7 +80,9 @@ from nightferry.errors import (
     MediumDamaged,
     NeedsRecall,
     NightferryError,
+    NotInThisRelease,
     NotVisible,
+    Unavailable,
 )
 from nightferry.model.destinations import Lock, Recall, S3Settings
 from nightferry.model.findings import Finding
@@ -481,12 +488,36 @@ class S3Destination:
     def clear(self, leftover: Leftover) -> None:
         expiry.clear(self._remover.bucket, leftover)
 
-    def scan(self) -> Iterator[Found]:
-        for image in self._bucket.folders("images"):
-            said, _ = self._copy_of(image)
-            meta = None if said is None else self._bucket.get(f"images/{image}/{META}", _MOST_BYTES[META])
-            if said is not None and meta is not None:
-                yield Found(image, said["epoch"], location_of(said), meta)
+    def scan(self, odd: Callable[[Odd], None] = ignore) -> Iterator[Found]:
+        for path, _ in self._bucket.objects("images"):
+            if not path.endswith("/"):  # some stores keep an object for the folder itself
+                odd(Odd(path, "it is not in an image's folder"))
+        for name in self._bucket.folders("images"):
+            try:
+                found = self._scanned(name)
+            except Unavailable:
+                raise
+            except (DestinationError, NotInThisRelease) as error:
+                found = Odd(f"images/{name}", error.message, name if is_image(name) else "")
+            if isinstance(found, Found):
+                yield found
+            else:
+                odd(found)
+
+    def _scanned(self, image: str) -> Found | Odd:
+        folder, read = f"images/{image}", self._read_in(image)
+        said, _ = self._copy_of(image)
+        meta = None if said is None else read(META)
+        if said is not None and meta is not None:
+            origin = expiry.origin_of(self._bucket, image)
+            return Found(image, said["epoch"], location_of(said), meta, site_of(origin))
+        if not is_image(image):
+            return Odd(folder, "its name is not an image's")
+        sizes = {
+            entry.path.removeprefix(f"{folder}/"): entry.size_bytes
+            for entry in self._bucket.tree(f"{folder}/")
+        }
+        return odd_copy(image, sizes, read(COPY), expiry.origin_of(self._bucket, image))
 
     def marker(self) -> bytes | None:
         try:
@@ -514,22 +545,33 @@ class S3Destination:
         image = place_of(location)[0]
         return is_proved(self._read_in(image), image, mark, digest)
 
+    def put_records(self, name: str, data: bytes) -> None:
+        self._keep("records", name, data, is_records)
+
+    def records(self) -> Iterator[bytes]:
+        return (self._get(path, _MOST_CATALOG_BYTES) for path, _ in self._of_kind("records", is_records))
+
     def put_catalog(self, name: str, data: bytes) -> None:
         """See ``Destination.put_catalog``. A key that may only write keeps them all."""
-        self._write(f"catalog/{safe_name(name)}", data, locked=False)
+        self._keep("catalog", name, data, is_catalog)
+
+    def _keep(self, folder: str, name: str, data: bytes, is_one: Callable[[str], bool]) -> None:
+        """Keeps the newest few objects of a kind."""
+        self._write(f"{folder}/{safe_name(name)}", data, locked=False)
         try:
-            kept = sorted((at, path) for path, at in self._catalogs())
+            kept = sorted((at, path) for path, at in self._of_kind(folder, is_one))
             for _, path in kept[:-CATALOGS_KEPT]:
                 self._bucket.delete(path)
         except Forbidden:
             return
 
-    def catalog_copies(self) -> list[str]:
-        return sorted((path.rpartition("/")[2] for path, _ in self._catalogs()), reverse=True)
+    def _of_kind(self, folder: str, is_one: Callable[[str], bool]) -> Iterator[tuple[str, datetime]]:
+        found = self._bucket.objects(folder)
+        return ((path, at) for path, at in found if is_one(path.rpartition("/")[2]))
 
-    def _catalogs(self) -> Iterator[tuple[str, datetime]]:
-        found = self._bucket.objects("catalog")
-        return ((path, at) for path, at in found if is_catalog(path.rpartition("/")[2]))
+    def catalog_copies(self) -> list[str]:
+        found = self._of_kind("catalog", is_catalog)
+        return sorted((path.rpartition("/")[2] for path, _ in found), reverse=True)
 
     def get_catalog(self, name: str) -> bytes:
         return self._get(f"catalog/{safe_name(name)}", _MOST_CATALOG_BYTES)

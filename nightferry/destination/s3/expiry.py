@@ -201,11 +201,13 @@ def leftovers(
     for image, entries in sorted(folders.items()):
         names = {entry.path.rpartition("/")[2] for entry in entries}
         # One listing tells of nearly all folders that they are in order; only the others are asked.
-        if META not in names or len(names.intersection(DATA_NAMES.values())) > 1:
+        if META not in names or len(names.intersection(DATA_NAMES.values())) != 1:
             try:
                 said = copy_of(image)
             except NotInThisRelease:
                 continue  # a whole copy, of a newer release
+            except MediumDamaged:
+                said = None  # longer than makes sense
             yield from left_in(image, said, origin_of(bucket, image), mark, entries, before)
     for path, entries in sorted(others.items()):
         newest = max(entry.changed for entry in entries)

@@ -14,7 +14,7 @@ import xxhash
 from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import SIDE_FILES, Found, Leftover, Outgoing, Receipt, Register
+from nightferry.destination.base import SIDE_FILES, Found, Leftover, Odd, Outgoing, Receipt, Register, ignore
 from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
@@ -391,7 +391,7 @@ class TapeDestination:
     def clear(self, leftover: Leftover) -> None:
         """There are none."""
 
-    def scan(self) -> Iterator[Found]:
+    def scan(self, odd: Callable[[Odd], None] = ignore) -> Iterator[Found]:
         return self.media.scan()
 
     def put_catalog(self, name: str, data: bytes) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from nightferry.clock import Clock
 from nightferry.destination.base import Found
+from nightferry.destination.ours import MARKER, parse_marker
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Cartridge
 from nightferry.destination.tape.label import Label
@@ -70,13 +71,16 @@ class CartridgeView:
     """Why it cannot be read as one of ours; empty when it can."""
 
 
+_DESCRIBING = ("meta.json", MARKER, "records.json")
+
+
 @dataclass(frozen=True, slots=True)
 class _Walked:
-    """What was met on a cartridge: its label when it is one of the pool's, trailers each with its
-    ``meta.json``."""
+    """What was met on a cartridge: its label when it is one of the pool's, trailers each with the small members that
+    describe an image."""
 
     label: Label | None
-    trailers: tuple[tuple[Trailer, bytes], ...]
+    trailers: tuple[tuple[Trailer, Mapping[str, bytes]], ...]
 
 
 class Media:
@@ -185,17 +189,24 @@ class Media:
         parts were met."""
         self.forget()
         met: set[tuple[str, int, int, str]] = set()
-        waiting: list[tuple[Trailer, bytes]] = []
+        waiting: list[tuple[Trailer, Mapping[str, bytes]]] = []
         for barcode in self._barcodes():
-            for trailer, meta in self._walk(barcode).trailers:
+            for trailer, members in self._walk(barcode).trailers:
                 met.add((trailer.image, trailer.epoch, trailer.part, trailer.this.label))
                 if trailer.location is not None and trailer.kind == "image":
-                    waiting.append((trailer, meta))
+                    waiting.append((trailer, members))
             ready = [item for item in waiting if _parts(item[0]) <= met]
             waiting = [item for item in waiting if item not in ready]
-            for trailer, meta in ready:
+            for trailer, members in ready:
                 if trailer.location is not None:
-                    yield Found(trailer.image, trailer.epoch, trailer.location.as_json(), meta)
+                    yield Found(
+                        trailer.image,
+                        trailer.epoch,
+                        trailer.location.as_json(),
+                        members.get("meta.json", b""),
+                        parse_marker(members.get(MARKER, b"")),
+                        members.get("records.json", b""),
+                    )
 
     def catalogs(self) -> dict[str, Trailer]:
         """The final trailer of every copy of the catalog by its name, from the media alone."""
@@ -240,7 +251,8 @@ class Media:
                     label = cartridge.label
                     for _, trailer, members, _ in cartridge.walk():
                         if trailer is not None:
-                            trailers.append((trailer, members.get("meta.json", b"")))
+                            told = {name: members[name] for name in _DESCRIBING if name in members}
+                            trailers.append((trailer, told))
             except (WrongCartridge, MediumDamaged) as error:
                 _log.warning("%s is read no further: %s", barcode, error)
             finally:
@@ -278,7 +290,7 @@ class Media:
 
 
 def _record(
-    label: Label, trailers: tuple[tuple[Trailer, bytes], ...], destination: str, now: datetime
+    label: Label, trailers: tuple[tuple[Trailer, Mapping[str, bytes]], ...], destination: str, now: datetime
 ) -> CartridgeRecord:
     last = trailers[-1][0] if trailers else None
     images = dict.fromkeys(trailer.image for trailer, _ in trailers if trailer.kind == "image")

@@ -30,7 +30,7 @@ from nightferry.errors import ConfigError, IntegrityError, MediumFull, NoScratch
 from nightferry.model.records import Streamed
 from nightferry.progress import Cancel, Progress
 
-_MEMBERS = ("meta.json", "chunks", "index", "site.toml", "recovery.md")
+_MEMBERS = ("meta.json", "chunks", "index", "site.json", "records.json", "site.toml", "recovery.md")
 
 
 @dataclass(slots=True)

@@ -1,0 +1,94 @@
+"""Taking a rebuilt catalog for what it is: until somebody does, nothing expires by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nightferry.catalog.query import Catalog
+from nightferry.errors import ConfigError, NotAccepted
+from nightferry.model.records import RebuildRecord, SiteRecord
+from nightferry.ops.opened import OpenSite, operator
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What was accepted, or in a dry run would be."""
+
+    rebuild: RebuildRecord | None
+    renamed_from: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        made = self.rebuild
+        return {
+            "rebuild": made.rebuild if made else None,
+            "copy": made.copy_from if made else None,
+            "begun_from": made.begun_from or None if made else None,
+            "left_out": list(made.left_out) if made else [],
+            "renamed_from": self.renamed_from or None,
+        }
+
+
+def not_accepted(catalog: Catalog) -> NotAccepted | None:
+    """Why nothing may expire by this catalog; None when it may."""
+    open_ones = [record for record in catalog.all(RebuildRecord) if not record.accepted]
+    if not open_ones:
+        return None
+    newest = open_ones[-1]
+    return NotAccepted(
+        f"the catalog was rebuilt from {newest.copy_from} on {newest.at:%Y-%m-%d %H:%M} UTC, and is not accepted: "
+        "nothing expires",
+        subject=str(catalog.storage),
+    )
+
+
+def named_left_out(catalog: Catalog, destination: str, path: str) -> bool:
+    """Whether somebody accepted that a folder was left out."""
+    name = f"{destination}/{path}"
+    return any(record.accepted and name in record.left_out for record in catalog.all(RebuildRecord))
+
+
+def accept(opened: OpenSite, *, reason: str = "", renamed_from: str = "", dry_run: bool = False) -> Accepted:
+    """Records that a rebuilt catalog is right, or that the site has another name now.
+
+    Args:
+        opened: The site.
+        reason: Why; kept in the log.
+        renamed_from: The name under which the catalog knows the site; empty: it was not renamed.
+        dry_run: Only say what there is to accept.
+
+    Raises:
+        ConfigError: there is nothing to accept, or the site has another name than ``renamed_from`` says.
+    """
+    opened.catalog.refresh()
+    pending = [record for record in opened.catalog.all(RebuildRecord) if not record.accepted]
+    if renamed_from:
+        _rename(opened, renamed_from, reason, dry_run=dry_run)
+    elif not pending:
+        raise ConfigError(
+            "there is nothing to accept: the catalog was not rebuilt, or was accepted before",
+            hint="`nightferry catalog rebuild` makes a catalog from media",
+        )
+    else:
+        opened.mark()
+    if dry_run or renamed_from:
+        return Accepted(pending[-1] if pending and not renamed_from else None, renamed_from)
+    update = {"accepted": True, "who": operator(), "reason": reason, "at": opened.clock.now()}
+    for record in pending:
+        opened.catalog.append(record.model_copy(update=update))
+    return Accepted(pending[-1].model_copy(update=update))
+
+
+def _rename(opened: OpenSite, before: str, reason: str, *, dry_run: bool) -> None:
+    record = opened.catalog.latest(SiteRecord, "site")
+    name = opened.site.site.name
+    if record is None or record.name != before:
+        known = f"site {record.name}" if record is not None else "no site yet"
+        raise ConfigError(
+            f"the catalog is of {known}, not of site {before}",
+            hint="name the site as the catalog knows it; `nightferry check` says how",
+            subject=before,
+        )
+    if not dry_run:
+        change = {"name": name, "who": operator(), "reason": reason, "at": opened.clock.now()}
+        opened.catalog.append(record.model_copy(update=change))
