@@ -58,8 +58,18 @@ class _Beating(NamedTuple):
 class DriveLease:
     """A drive that this process may use; see ``destination.tape.lease.Lease``."""
 
-    def __init__(self, leases: DriveLeases, serial: str, sequence: int, *, untouched: bool) -> None:
+    def __init__(
+        self,
+        leases: DriveLeases,
+        serial: str,
+        sequence: int,
+        *,
+        untouched: bool,
+        recorded: bool = True,
+    ) -> None:
         self.serial = serial
+        self.recorded = recorded
+        """Whether the others know. Where the catalog cannot be written a restore uses the drive without."""
         self.sequence = sequence
         self.untouched = untouched
         """Nobody else had the drive since this process had it last."""
@@ -171,7 +181,7 @@ class DriveLeases:
             self._catalog.refresh()
             before, newest = self.newest(serial)
             kept = self._leases.pop(serial, None)
-            if kept is not None and kept.sequence == before:
+            if kept is not None and kept.sequence == before and (kept.recorded or kept.user is not None):
                 self._leases[serial] = kept
                 if kept.user is not None:
                     return None
@@ -190,7 +200,6 @@ class DriveLeases:
     def _claim(
         self, serial: str, before: int, former: DriveLeaseRecord | None, *, untouched: bool
     ) -> DriveLease | None:
-        self._begin_beating()
         record = DriveLeaseRecord(
             serial=serial,
             state="held",
@@ -200,11 +209,17 @@ class DriveLeases:
             since=self._clock.now(),
         )
         try:
+            self._begin_beating()
             placed = self._catalog.append(record, expect=before)
         except BusyError:
             if self.newest(serial)[0] == before:
                 raise  # it is not this lease that is taken
             return None
+        except CatalogError as error:
+            # By what can be read the drive is nobody's, and whoever records a lease takes it: that ends this one.
+            self._say(f"the lease of the drive {serial} cannot be recorded: {error.message}")
+            lease = self._leases[serial] = DriveLease(self, serial, before, untouched=False, recorded=False)
+            return lease
         self._seen.pop(serial, None)
         self._clear_after(former)
         lease = self._leases[serial] = DriveLease(self, serial, placed.sequence, untouched=untouched)
@@ -301,7 +316,7 @@ class DriveLeases:
     def _give_back(self, lease: DriveLease) -> None:
         del self._leases[lease.serial]
         _, newest = self.newest(lease.serial)
-        if newest is None:
+        if newest is None or not lease.recorded:
             return
         try:
             self._catalog.append(newest.model_copy(update={"state": "free"}), expect=lease.sequence)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import NamedTuple
 
 from nightferry.catalog.lease import LeaseLock
 from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.errors import BusyError
+from nightferry.errors import BusyError, CatalogError
 from nightferry.model.records import LeaseRecord
 
 _MOVE = "move"
@@ -48,23 +48,31 @@ class DiskReaders:
         self._clock = clock
 
     @contextmanager
-    def read(self, who: str) -> Iterator[DiskReader]:
+    def read(self, who: str, *, warn: Callable[[str], None] | None = None) -> Iterator[DiskReader]:
         """Keeps the disk where it is while the block runs.
 
         Args:
             who: What reads, for people: ``stage two of 20261130-TEX-BACK-1``.
+            warn: Is told when the lease cannot be written, and the block runs without one. For restores; None:
+                that is an error.
 
         Raises:
             BusyError: the disk is about to move.
             CatalogError: that cannot be written down.
         """
-        try:
-            self._lock(_MOVE).clear()
-        except BusyError as error:
-            raise self._moving() from error
         mine = self._lock(f"{_READER}{secrets.token_hex(6)}")
-        with mine.acquire(who, "", permit=self._require_no_mover):
-            yield DiskReader(who, self._catalog.node, os.getpid(), mine.since)
+        with ExitStack() as stack:
+            try:
+                self._lock(_MOVE).clear()
+                stack.enter_context(mine.acquire(who, "", permit=self._require_no_mover))
+            except BusyError as error:
+                raise self._moving() from error
+            except CatalogError as error:
+                if warn is None:
+                    raise
+                warn(f"no lease for the {who}: {error.message}")
+            since = mine.since if mine.held else self._clock.now()
+            yield DiskReader(who, self._catalog.node, os.getpid(), since)
 
     def readers(self) -> list[DiskReader]:
         """Who reads from the disk now, the oldest first; one who died counts until somebody wants the disk."""

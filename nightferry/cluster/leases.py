@@ -10,16 +10,19 @@ import fcntl
 import os
 import secrets
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, ClusterError
+from nightferry.transfer.durable import write_all
 
 _LARGEST_BYTES = 64 << 10
+
+Warn = Callable[[str], None]
 
 
 class Reader(BaseModel):
@@ -47,36 +50,66 @@ class Leases:
         self._clock = clock
 
     @contextmanager
-    def read(self, who: str) -> Iterator[Reader]:
+    def read(self, who: str, *, warn: Warn | None = None) -> Iterator[Reader]:
         """Keeps the disk where it is while the block runs. A killed holder's lease ends with its process.
 
         Args:
             who: What reads, for people: ``stage two of 20261130-TEX-BACK-1``.
+            warn: Is told when the folder cannot be written, and the block runs all the same: under the lock where
+                that is there, so that the disk stays, and without any lease where it is not. For restores; None:
+                that is an error.
 
         Raises:
             BusyError: the disk is about to move.
             ClusterError: the folder cannot be written.
         """
-        lock = self._lock_file()
-        path = self._folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}.json"
-        draft = path.with_suffix(".draft")
-        try:
-            self._flock(lock, fcntl.LOCK_SH)
-            reader = Reader(who=who, host=socket.gethostname(), pid=os.getpid(), since=self._clock.now())
-            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        reader = Reader(who=who, host=socket.gethostname(), pid=os.getpid(), since=self._clock.now())
+        with ExitStack() as stack:
             try:
-                # The lock on the description tells a living holder from one that was killed, so the
-                # description gets the name that others look for only when it is locked.
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                os.write(fd, reader.model_dump_json(indent=2).encode())
-                draft.rename(path)
-                yield reader
-            finally:
-                draft.unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
-                os.close(fd)
+                lock = self._lock_file()
+            except ClusterError as error:
+                if warn is None:
+                    raise
+                warn(f"no lease for the {who}: {error.message}")
+                there = self._lock_file_as_it_is()
+                if there is None:
+                    yield reader
+                    return
+                lock = there
+            stack.callback(os.close, lock)
+            self._flock(lock, fcntl.LOCK_SH)
+            try:
+                stack.enter_context(self._described(reader))
+            except OSError as error:
+                refused = self._unwritable(error)
+                if warn is None:
+                    raise refused from error
+                warn(f"the lease of the {who} bears no name: {refused.message}")
+            yield reader
+
+    @contextmanager
+    def _described(self, reader: Reader) -> Iterator[None]:
+        """Shows who reads while the block runs.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._folder / f"{reader.host}-{reader.pid}-{secrets.token_hex(6)}.json"
+        draft = path.with_suffix(".draft")
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # The lock on the description tells a living holder from one that was killed, so the
+            # description gets the name that others look for only when it is locked.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            write_all(fd, reader.model_dump_json(indent=2).encode())
+            draft.rename(path)
+            yield
         finally:
-            os.close(lock)
+            # What cannot be removed is a dead holder's once it is closed, and goes with the next look.
+            for name in (draft, path):
+                with suppress(OSError):
+                    name.unlink(missing_ok=True)
+            os.close(fd)
 
     def readers(self) -> list[Reader]:
         """Who reads from the disk now, the oldest first."""
@@ -128,11 +161,21 @@ class Leases:
                 self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
         except OSError as error:
-            raise ClusterError(
-                f"cannot lock the disk of {self._back_group} in {self._folder}: {error.strerror}",
-                hint="the folder of the catalog must be there and writable on every node",
-                subject=str(self._folder),
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _lock_file_as_it_is(self) -> int | None:
+        """The lock on a file system that cannot be written; None where it was never made."""
+        try:
+            return os.open(self._folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+
+    def _unwritable(self, error: OSError) -> ClusterError:
+        return ClusterError(
+            f"cannot lock the disk of {self._back_group} in {self._folder}: {error.strerror}",
+            hint="the folder of the catalog must be there and writable on every node",
+            subject=str(self._folder),
+        )
 
     def _flock(self, fd: int, mode: int) -> None:
         try:
@@ -144,15 +187,14 @@ class Leases:
                 raise BusyError(
                     f"the disk of {self._back_group} is read by {named}", subject=self._back_group
                 ) from None
-            raise BusyError(
-                f"the disk of {self._back_group} is about to move", subject=self._back_group
-            ) from None
+            what = "is about to move" if mode == fcntl.LOCK_SH else "is read by a restore that bears no name"
+            raise BusyError(f"the disk of {self._back_group} {what}", subject=self._back_group) from None
 
 
 def _living(path: Path) -> Reader | None:
     """The description, if its holder still holds it; what a killed holder left is removed."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
@@ -160,7 +202,8 @@ def _living(path: Path) -> Reader | None:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return Reader.model_validate_json(os.read(fd, _LARGEST_BYTES))
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # who may only look leaves it to others
+            path.unlink(missing_ok=True)
         return None
     finally:
         os.close(fd)

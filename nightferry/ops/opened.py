@@ -6,6 +6,7 @@ Every verb takes an ``OpenSite``. It is cheap to open, safe to use from several 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import threading
@@ -45,6 +46,8 @@ from nightferry.plan.staging import CopyPolicy
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
+
+log = logging.getLogger(__name__)
 
 NODE_VARIABLE = "NIGHTFERRY_NODE"
 """Names the node that a process works on, where the machine's own name does not."""
@@ -425,6 +428,11 @@ class OpenSite:
             if record.state == "offsite":
                 found.setdefault(record.destination, set()).add(record.barcode)
         return found
+
+    def warn(self, text: str) -> None:
+        """Says what a verb goes on without."""
+        log.warning("%s", text)
+        self.progress.say(text)
 
     # -- closing ------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
     if place.copy is None:
         back_group = opened.back_group_of(image)
         with (
-            opened.leases(back_group).read(f"restore of {image.image}"),
+            opened.leases(back_group).read(f"restore of {image.image}", warn=opened.warn),
             FileReader(opened.staged_path(image)) as reader,
         ):
             yield CheckedReader(reader, chunks)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 
 from nightferry.destination.base import Archived, Recalls
-from nightferry.errors import NeedsRecall, Unavailable
+from nightferry.errors import CatalogError, NeedsRecall, Unavailable
 from nightferry.model.records import CopyRecord, RecallRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.plan.restore_order import Choice
@@ -74,15 +74,17 @@ def recall(opened: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Ca
         return
     if not away.asked:
         destination.recall(copy.location)
-        opened.catalog.append(
-            RecallRecord(
-                image=copy.image,
-                destination=copy.destination,
-                epoch=copy.epoch,
-                storage_class=away.storage_class,
-                asked=opened.clock.now(),
-            )
+        record = RecallRecord(
+            image=copy.image,
+            destination=copy.destination,
+            epoch=copy.epoch,
+            storage_class=away.storage_class,
+            asked=opened.clock.now(),
         )
+        try:
+            opened.catalog.append(record)
+        except CatalogError as error:
+            opened.warn(f"that {copy.image} was recalled cannot be recorded: {error.message}")
     opened.catalog.refresh()
     asked = opened.catalog.latest(RecallRecord, copy.subject)
     since = "before, not by us" if asked is None else _shown(opened, asked.asked)

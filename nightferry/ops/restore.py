@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from nightferry.errors import (
     BusyError,
+    CatalogError,
     ConfigError,
     DestinationError,
     GroupStopping,
@@ -29,7 +30,7 @@ from nightferry.errors import (
 )
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
-from nightferry.model.records import ImageRecord
+from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.model.text import safe
 from nightferry.ops.extract import extract
 from nightferry.ops.opened import OpenSite
@@ -287,13 +288,21 @@ def restore(
                 damaged.append(place.source)
                 progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
-                    mark_damaged(opened, place.copy, error)
+                    _remember_damage(opened, place.copy, error)
                 continue
             return Restored(plan, place.source, report, tuple(damaged))
     if not errors:
         raise nowhere(opened, plan.image, None)
     gravest = worst_exit_code(error.exit_code for error in errors)
     raise next(error for error in errors if error.exit_code == gravest)
+
+
+def _remember_damage(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> None:
+    """A catalog that cannot be written stops no restore."""
+    try:
+        mark_damaged(opened, copy, error)
+    except CatalogError as unwritable:
+        opened.warn(f"the copy at {copy.destination} cannot be recorded as damaged: {unwritable.message}")
 
 
 def _road(plan: RestorePlan, place: Choice) -> str:

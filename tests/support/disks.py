@@ -47,11 +47,22 @@ def ext4(folder: Path, size_bytes: int, name: str = "disk") -> Iterator[Path]:
 
 
 @contextmanager
-def small_disk(place: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system in memory of that size, mounted on an empty folder; without root the test is skipped, or
-    fails where all tests are required."""
-    _mount(place, "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs")
+def small_disk(place: Path, size_bytes: int, inodes: int = 100_000) -> Iterator[Path]:
+    """A file system in memory of that size and so many names, mounted on an empty folder; without root the test is
+    skipped, or fails where all tests are required."""
+    _mount(place, "-t", "tmpfs", "-o", f"size={size_bytes},nr_inodes={inodes}", "tmpfs")
     try:
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@contextmanager
+def bound_read_only(place: Path) -> Iterator[None]:
+    """The folder, mounted read-only over itself."""
+    _mount(place, "--bind", place)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", place], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+"""What a file system says that cannot be written, or has no room."""
 
 
 class FileLock:
@@ -38,8 +45,13 @@ def try_lock(path: Path, token: str) -> FileLock | None:
     Args:
         path: The lock file; created with mode 0600.
         token: Who we are. The lock is ``untouched`` when the last holder had the same token.
+
+    Where nothing can be written the lock that is there is taken as it is: a restore needs drives, too.
+
+    Raises:
+        OSError: there is none, and none can be made.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = _open(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -51,10 +63,28 @@ def try_lock(path: Path, token: str) -> FileLock | None:
     body = f"{os.getpid()} {token}\n".encode()
     before = os.pread(fd, 256, 0)
     if before != body:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, body, 0)
+        try:
+            os.pwrite(fd, body, 0)
+            os.ftruncate(fd, len(body))
+        except OSError as error:
+            if error.errno not in (*UNWRITABLE, errno.EBADF):
+                os.close(fd)
+                raise
+            _log.info("%s does not say who has it: %s", path, error.strerror)
     _, _, former = before.decode(errors="replace").strip().partition(" ")
     return FileLock(fd, before == body, former)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise error from None
 
 
 @contextmanager

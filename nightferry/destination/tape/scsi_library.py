@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from nightferry.destination.failure import os_errors
 from nightferry.destination.tape.changer import UNREADABLE, DriveLock
 from nightferry.destination.tape.drive import TapeDrive
 from nightferry.destination.tape.lease import Lease, Leases
-from nightferry.destination.tape.lock import FileLock, try_lock
+from nightferry.destination.tape.lock import UNWRITABLE, FileLock, try_lock
 from nightferry.destination.tape.scsi_changer import ScsiChanger
 from nightferry.errors import ConfigError
 from nightferry.model.findings import Finding
@@ -34,6 +35,8 @@ _GENERATIONS: Mapping[str, int] = {
 }
 """LTO's media identifiers, the last two characters of a barcode, and what such a cartridge holds."""
 _SMALLEST_KNOWN = min(_GENERATIONS.values())
+
+_log = logging.getLogger(__name__)
 
 
 class RealDrive(TapeDrive, Protocol):
@@ -115,7 +118,16 @@ class ScsiLibrary:
         for folder in self._locks:
             name = f"nightferry-drive-{_as_file_name(self._serials[number])}.lock"
             with os_errors(f"the lock of drive {number} of {self._name}"):
-                lock = try_lock(folder / name, self._token)
+                try:
+                    lock = try_lock(folder / name, self._token)
+                except OSError as error:
+                    if not taken or error.errno not in UNWRITABLE:
+                        raise
+                    # A restore needs the drive although the shared folder cannot be written.
+                    _log.warning(
+                        "drive %d is locked on this host only: %s: %s", number, folder, error.strerror
+                    )
+                    continue
             if lock is None:
                 for earlier in taken:
                     earlier.release()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
@@ -14,6 +15,7 @@ from nightferry.destination.base import Register
 from nightferry.destination.tape.alerts import wants_cleaning
 from nightferry.destination.tape.bay import Departure
 from nightferry.destination.tape.pool import WRITING, is_being_written, settled
+from nightferry.errors import CatalogError
 from nightferry.model.records import CartridgeRecord, DriveRecord
 
 _log = logging.getLogger(__name__)
@@ -137,7 +139,20 @@ class Watch:
             return "the catalog does not know it"
         return f"{record.state}: {record.note}" if record.note else record.state
 
+    @contextmanager
+    def _use_mark(self, what: str) -> Iterator[None]:
+        """Marks of use (mounts, alerts, failures) stop no work: a restore goes on when they cannot be written."""
+        try:
+            yield
+        except CatalogError as error:
+            _log.warning("%s cannot be recorded: %s", what, error)
+            self._tell(f"{what} cannot be recorded: {error.message}")
+
     def left(self, departure: Departure) -> None:
+        with self._use_mark(f"the use of {departure.barcode}"):
+            self._left(departure)
+
+    def _left(self, departure: Departure) -> None:
         record = self.record_of(departure.barcode)
         if record is not None:
             changes: dict[str, object] = {}
@@ -183,20 +198,24 @@ class Watch:
         alerts: tuple[str, ...],
         note: str,
     ) -> None:
-        self.register.record_drive(
-            DriveRecord(
-                destination=self.destination,
-                drive=drive,
-                state=state,
-                alerts=alerts,
-                barcode=barcode,
-                at=self._clock.now(),
-                note=note[:500],
-            )
+        record = DriveRecord(
+            destination=self.destination,
+            drive=drive,
+            state=state,
+            alerts=alerts,
+            barcode=barcode,
+            at=self._clock.now(),
+            note=note[:500],
         )
+        with self._use_mark(f"what became of drive {drive}"):
+            self.register.record_drive(record)
 
     def failed(self, barcode: str, error: Exception, *, spoiled: bool) -> None:
         """Reading or writing a cartridge failed. ``spoiled``: it is not written to any more."""
+        with self._use_mark(f"a failure of {barcode}"):
+            self._failed(barcode, error, spoiled)
+
+    def _failed(self, barcode: str, error: Exception, spoiled: bool) -> None:
         record = self.record_of(barcode)
         if record is None:
             return

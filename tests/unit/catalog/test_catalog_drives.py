@@ -183,3 +183,39 @@ def test_without_the_log_nobody_goes_on(place: Away) -> None:
     place.away = False
     lease.confirm()
     one.leases.close()
+
+
+def test_a_drive_is_used_without_a_lease_where_none_can_be_recorded_until_another_records_one() -> None:
+    class Unwritable(MemoryStorage):
+        read_only = False
+
+        def replace(self, path: str, data: bytes) -> None:
+            if self.read_only:
+                raise CatalogError("the bucket refuses to be written")
+            super().replace(path, data)
+
+    place = Unwritable()
+    restoring, night = Host(place, "restoring"), Host(place, "night")
+    theirs = night.leases.try_take(DRIVE, "")
+    assert theirs is not None
+    place.read_only = True
+    assert restoring.take() is None, "a drive that another has stays his"
+    place.read_only = False
+    theirs.release()
+    night.leases.close()
+    place.read_only = True
+    restoring.wait(LOOK_S)
+    lease = restoring.leases.try_take(DRIVE, "")
+    assert lease is not None
+    assert not lease.untouched
+    assert "cannot be recorded: the bucket refuses to be written" in restoring.said[-1]
+    lease.confirm()
+
+    place.read_only = False
+    night.wait(LOOK_S)
+    assert night.take() is not None, "who records a lease has the drive"
+    with pytest.raises(DriveTaken, match="night"):
+        lease.confirm()
+    lease.release()
+    restoring.leases.close()
+    assert [r.state for r in night.catalog.all(DriveLeaseRecord)] == ["held"], "nobody else's is given back"

@@ -6,7 +6,7 @@ from nightferry.catalog.lease import LEASE_S
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.catalog.readers import DiskReaders
-from nightferry.errors import BusyError
+from nightferry.errors import BusyError, CatalogError
 from nightferry.model.records import FreedRecord
 from tests.support.small_site import HandClock
 from tests.unit.catalog.test_catalog_lease import Watching
@@ -98,3 +98,29 @@ def test_the_dead_hold_nobody_up_for_longer_than_a_lease(place: MemoryStorage) -
     clock = Watching()
     with at(place, "TEX-PASS-2", clock).read("restore"):
         assert clock.waited >= LEASE_S
+
+
+class Unwritable(MemoryStorage):
+    """A place that may be read only."""
+
+    read_only = False
+
+    def create(self, path: str, data: bytes) -> bool:
+        if self.read_only:
+            raise CatalogError("the bucket refuses to be written")
+        return super().create(path, data)
+
+
+def test_a_restore_reads_where_no_lease_can_be_written() -> None:
+    place = Unwritable()
+    readers = at(place, "TEX-PASS-1")
+    place.read_only = True
+    with pytest.raises(CatalogError, match="refuses"), readers.read("stage two"):
+        pass
+    said: list[str] = []
+    with readers.read("restore of a", warn=said.append) as reader:
+        assert (reader.who, reader.host) == ("restore of a", "TEX-PASS-1")
+        assert said == ["no lease for the restore of a: the bucket refuses to be written"]
+    # What the block itself raises is none of the lease's business.
+    with pytest.raises(CatalogError, match="of the block"), readers.read("restore", warn=said.append):
+        raise CatalogError("of the block")

@@ -1,5 +1,6 @@
 """Who reads from a BACK group's disk, and who may move it."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -8,7 +9,9 @@ import sys
 import pytest
 
 from nightferry.cluster.leases import Leases
-from nightferry.errors import BusyError
+from nightferry.errors import BusyError, ClusterError
+from tests.conftest import needs
+from tests.support.disks import bound_read_only
 
 
 @pytest.fixture
@@ -69,3 +72,32 @@ def test_a_killed_readers_lease_ends_with_it(leases, tmp_path):
     with leases.exclusive():
         pass
     assert [path.name for path in (tmp_path / "TEX-BACK-1.readers").iterdir()] == ["lock"]
+
+
+@needs("mount")
+def test_a_restore_reads_where_no_lease_can_be_written_and_keeps_the_disk(tmp_path, again):
+    folder = tmp_path / "TEX-BACK-1.readers"
+    with again().read("an earlier one"):
+        pass
+    said = []
+    with bound_read_only(folder):
+        with pytest.raises(ClusterError, match="Read-only"), again().read("stage two"):
+            pass
+        with again().read("restore of a", warn=said.append):
+            assert "Read-only" in said[0]
+            assert again().readers() == []
+            lock = os.open(folder / "lock", os.O_RDONLY)
+            try:
+                with pytest.raises(BlockingIOError):  # what the mover of another node would meet
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.close(lock)
+    with again().exclusive():
+        pass
+
+
+@needs("mount")
+def test_a_restore_reads_where_there_never_was_a_lease(tmp_path):
+    said = []
+    with bound_read_only(tmp_path), Leases(tmp_path / "n.readers", "n").read("restore", warn=said.append):
+        assert len(said) == 1
