@@ -45,7 +45,7 @@ from nightferry.plan.match import Matcher
 from nightferry.plan.restore_order import Choice, recalled_last
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.reading import FileReader
-from nightferry.units import format_duration
+from nightferry.units import counted, format_duration
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,8 @@ def find_image(
 ) -> ImageRecord:
     """The named image, or the newest one whose start is not later than ``as_of``.
 
+    Newest is by the catalog's order; where another image is stamped later, that is said.
+
     Raises:
         ConfigError: no such store or image, or none that early.
     """
@@ -103,7 +105,7 @@ def find_image(
     opened.require_store(f"{group}/{store}")
     if image is not None:
         found = opened.catalog.image(image)
-        if (found.group, found.store) != (group, store):
+        if opened.catalog.line_of(found) != f"{group}/{store}":
             raise ConfigError(
                 f"image {image} is of {found.group}/{found.store}, not of {group}/{store}",
                 hint=f"`nightferry images --store {group}/{store}` lists this store's",
@@ -117,6 +119,17 @@ def find_image(
             + (f" began by {as_of.isoformat(timespec='seconds')}" if as_of is not None else ""),
             hint=f"`nightferry images --store {group}/{store}` lists what there is; "
             "--image names a partial one",
+            subject=f"{group}/{store}",
+        )
+    later = [
+        i
+        for i in opened.catalog.images(group, store)
+        if i.started > newest.started and not opened.catalog.expired(i.image)
+    ]
+    if as_of is None and later:
+        opened.progress.say(
+            f"{newest.image} was recorded last; {counted(len(later), 'older image')} of {group}/{store} "
+            f"{'is' if len(later) == 1 else 'are'} stamped later, by a clock that was wrong: {later[0].image}",
             subject=f"{group}/{store}",
         )
     return newest

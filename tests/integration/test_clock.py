@@ -14,6 +14,7 @@ from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
+from tests.support.tapes import Said
 
 MakeSite = Callable[..., SmallSite]
 DAY = timedelta(days=1)
@@ -42,6 +43,12 @@ def test_nights_of_a_clock_that_ran_a_year_ahead_never_outlive_the_true_ones(sit
             expire.expire(opened, progress=QUIET, cancel=Cancel())
         true.append(night.night(opened, BACK_GROUP, clock_is_right="checked by phone").run)
         assert {s.colour for s in status(opened)} == {"green"}
+        opened.progress = said = Said()
+        assert restore.find_image(opened, "SG1", "a").run == true[-1]
+        (line,) = said.lines
+        assert line.startswith(
+            f"{true[-1]}.SG1.a.L0 was recorded last; 1 older image of SG1/a is stamped later"
+        )
         for _ in range(3):
             clock.advance(DAY)
             true.append(night.night(opened, BACK_GROUP).run)
