@@ -420,7 +420,7 @@ class PacemakerCluster:
             patience = {"moving": SETTLE_S, "stopped": STOPPED_S, "failed": failed_s}.get(state, 0.0)
             if not status.quorate or time.monotonic() - began >= patience:
                 return status
-            time.sleep(LOOK_EVERY_S)
+            tools.wait(LOOK_EVERY_S)
 
     def _node_view(self, spec: NodeSpec, status: Status) -> NodeView:
         node = status.node(spec.host)

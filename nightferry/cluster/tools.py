@@ -56,6 +56,14 @@ class CrmTools:
         other._cancel = cancel
         return other
 
+    def wait(self, seconds: float) -> None:
+        """Waits between two looks.
+
+        Raises:
+            Cancelled: a stop was asked for.
+        """
+        (self._cancel or Cancel()).wait(seconds)
+
     def status(self) -> Status:
         """One look at the live cluster.
 

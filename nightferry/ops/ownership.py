@@ -50,8 +50,9 @@ class Watch:
         self._lost: ClusterError | None = None
         self._to_stop: list[Cancel] = []
         self._end = threading.Event()
-        # Asked in a thread of its own, which nothing waits for: a stop does not end the question.
-        self._cluster = opened.open_cluster(Cancel())
+        # A stop of the work does not end the question: until its last chunk the disk must be known to be ours.
+        self._asking = Cancel()
+        self._cluster = opened.open_cluster(self._asking)
         self.confirm()
 
     def begin(self) -> None:
@@ -62,6 +63,7 @@ class Watch:
 
     def end(self) -> None:
         self._end.set()
+        self._asking.set("the work has ended")
 
     @contextmanager
     def stopping(self, cancel: Cancel) -> Iterator[None]:
@@ -143,6 +145,8 @@ class Watch:
             except (NotOwner, GroupStopping) as error:
                 log.error("%s", error)
                 return
+            except Cancelled:
+                return  # the work has ended meanwhile
             except Exception as error:
                 self._lose(self._not_ours(f"{type(error).__name__}: {error}"))
                 log.exception("the disk of %s cannot be watched", self._back_group)

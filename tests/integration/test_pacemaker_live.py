@@ -365,6 +365,7 @@ def test_the_adoption_of_a_large_image_lets_the_disk_go_and_is_done_later(
     killed = site.step(ACTIVE, "one", "kill:image recorded").returncode
     assert killed in (-signal.SIGKILL, 128 + signal.SIGKILL)
     with site.led_step(ACTIVE, "one", "slow:chunk checked") as step:
+        read_until(step, "slow before chunk checked")
         leaves(cluster, BACK, 1)
         said, _ = step.communicate(timeout=60)
     assert "TEX-BACK-1 is not on this node, or is being stopped on it" in said

@@ -239,7 +239,7 @@ class PacemakerServer:
                 answer = self.run(node, "crm_mon", "-1", "--output-as=xml", timeout=10)
                 root = ET.fromstring(answer.stdout)
                 dc = root.find("summary/current_dc")
-                if dc is not None and dc.get("with_quorum") == "true":
+                if dc is not None and dc.get("with_quorum") == "true" and self._has_quorum(node):
                     return _look(root)
         return None
 
@@ -331,7 +331,11 @@ class PacemakerServer:
 
     def _takes_part(self, node: str) -> bool:
         answer = self.run(node, "crm_mon", "-1", "--output-as=xml")
-        return answer.returncode == 0 and 'with_quorum="true"' in answer.stdout
+        return answer.returncode == 0 and 'with_quorum="true"' in answer.stdout and self._has_quorum(node)
+
+    def _has_quorum(self, node: str) -> bool:
+        """What the membership layer says: `crm_mon` on a node that was cut off goes on saying so for seconds."""
+        return self.run(node, "crm_node", "--quorum", timeout=10).stdout.strip() == "1"
 
     def property(self, name: str, value: str) -> None:
         """Sets a property of the cluster."""

@@ -211,6 +211,7 @@ def main(site_file: str, step: str, point: str = "") -> int:
         if not stops:
             return
         if slow:
+            say(f"slow before {stops}")
             time.sleep(0.2)
             return
         if kill:
