@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.ops import move
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
+from tests.support.cluster_site import Yesterday
 from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK, FakeCluster
 from tests.support.outside import folder_copies, tape_copies
 from tests.support.placed_site import as_toml
@@ -38,10 +40,10 @@ class Nodes:
         assert old in text
         self.site.file.write_text(text.replace(old, new, 1))
 
-    def opened(self, node: str) -> OpenSite:
+    def opened(self, node: str, clock: Clock = SYSTEM_CLOCK) -> OpenSite:
         """The site as a node sees it, in this process."""
         self._patch.setenv("NIGHTFERRY_NODE", node)
-        return self.site.open()
+        return self.site.open(clock)
 
     def step(self, node: str, *words: str) -> subprocess.Popen[str]:
         """One step of a night on a node; see ``tests/support/cluster_site.py``."""
@@ -79,9 +81,9 @@ def until(step: subprocess.Popen[str], wanted: str) -> str:
 
 @pytest.fixture
 def nodes(make_site: Callable[..., SmallSite], monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    """The site with its first night sealed and moved."""
+    """The site with last night sealed and moved."""
     made = Nodes(make_site(on_overrun="drain"), monkeypatch)
-    with made.opened(ACTIVE) as here:
+    with made.opened(ACTIVE, Yesterday()) as here:
         record = night.stage_one(here, BACK)
         move.to_passive(here, record, progress=QUIET, cancel=Cancel())
     return made
@@ -104,9 +106,9 @@ def end_both(nodes: Nodes, first: str, newest: str) -> None:
 
 
 def test_drain_ends_the_older_window_after_its_image_and_takes_the_disk_back(nodes: Nodes) -> None:
-    with nodes.step(ALTERNATE, "two", "copy written") as older:
+    with nodes.step(ALTERNATE, "last-two", "copy written") as older:
         until(older, "stopped before copy written")
-        with nodes.step(ACTIVE, "next") as newer:
+        with nodes.step(ACTIVE, "one") as newer:
             assert "to drain" in until(newer, "waiting for run")
             assert nodes.moves == [[BACK, ALTERNATE]], "nothing moves under the one that reads"
             assert "ended drained" in ended(older)
@@ -119,12 +121,12 @@ def test_drain_ends_the_older_window_after_its_image_and_takes_the_disk_back(nod
 
 
 def test_skip_leaves_the_older_window_alone_and_hold_waits_for_all_of_it(nodes: Nodes) -> None:
-    with nodes.step(ALTERNATE, "two", "copy written") as older:
+    with nodes.step(ALTERNATE, "last-two", "copy written") as older:
         until(older, "stopped before copy written")
         nodes.edit('on_overrun = "drain"', 'on_overrun = "skip"')
-        assert f"{BACK} is busy: run" in ended(nodes.step(ACTIVE, "next"), 10)
+        assert f"{BACK} is busy: run" in ended(nodes.step(ACTIVE, "one"), 10)
         nodes.edit('on_overrun = "skip"', 'on_overrun = "hold"')
-        with nodes.step(ACTIVE, "next") as newer:
+        with nodes.step(ACTIVE, "one") as newer:
             assert "to drain" not in until(newer, "waiting for run")
             assert nodes.moves == [[BACK, ALTERNATE]]
             assert "ended ended" in ended(older)

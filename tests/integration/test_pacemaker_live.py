@@ -501,11 +501,11 @@ def copies_missing(here: OpenSite) -> Counter[str]:
 def test_the_next_night_waits_for_the_reader_and_takes_the_disk_back_with_what_is_still_owed(
     cluster: PacemakerServer, site: ClusterSite
 ) -> None:
-    ended(site.step(ACTIVE, "one"))
+    ended(site.step(ACTIVE, "last-one"))
     assert site.nightferry(ACTIVE, "cluster", "move", BACK).returncode == 0
-    with site.led_step(ALTERNATE, "two", "copy written") as older:
+    with site.led_step(ALTERNATE, "last-two", "copy written") as older:
         read_until(older, "stopped before copy written")
-        with site.led_step(ACTIVE, "next") as newer:
+        with site.led_step(ACTIVE, "one") as newer:
             read_until(newer, "waiting for run ")
             # Not even by hand, while it is read from.
             by_hand = site.nightferry(
@@ -533,18 +533,18 @@ def test_the_next_night_waits_for_the_reader_and_takes_the_disk_back_with_what_i
 def test_the_next_night_leaves_an_older_one_alone_or_waits_for_all_of_it_as_the_site_file_says(
     cluster: PacemakerServer, site: ClusterSite
 ) -> None:
-    ended(site.step(ACTIVE, "one"))
+    ended(site.step(ACTIVE, "last-one"))
     assert site.nightferry(ACTIVE, "cluster", "move", BACK).returncode == 0
     named = f'[[back_groups]]\nname = "{BACK}"\n'
     site.edit(named, f'{named}on_overrun = "skip"\n')
-    with site.led_step(ALTERNATE, "two", "copy written") as older:
+    with site.led_step(ALTERNATE, "last-two", "copy written") as older:
         read_until(older, "stopped before copy written")
-        skipped = site.step(ACTIVE, "next")
+        skipped = site.step(ACTIVE, "one")
         assert skipped.returncode == 10, skipped.stdout + skipped.stderr
         assert "said asked run" not in skipped.stdout
         assert cluster.mounted(BACK) == [ALTERNATE]
         site.edit('on_overrun = "skip"', 'on_overrun = "hold"')
-        with site.led_step(ACTIVE, "next") as newer:
+        with site.led_step(ACTIVE, "one") as newer:
             asked = read_until(newer, "waiting for run ")
             assert "to drain" not in asked
             whole, _ = older.communicate("\n", timeout=60)

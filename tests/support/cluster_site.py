@@ -1,10 +1,10 @@
 """A site on the live Pacemaker cluster: its stores on the MAIL group's disk, staging on the BACK group's.
 
 Run as a program on a node it does one step of a night at the ops layer, as the flows do there:
-``python cluster_site.py SITE_FILE one|two|new|next|parallel [POINT]``; ``next`` is the next night's ``one``,
-``parallel`` is ``one`` with all stores at once. With a point it stops before the one of that name (``HOOKS``), says so,
-and goes on at a line on its standard input; ``kill:POINT`` ends itself there as kill -9 does, ``slow:POINT`` waits
-there for a moment, each time.
+``python cluster_site.py SITE_FILE one|two|new|parallel|last-one|last-two [POINT]``; ``last-one`` and ``last-two`` are
+those of the night before, ``parallel`` is ``one`` with all stores at once. With a point it stops before the one of that
+name (``HOOKS``), says so, and goes on at a line on its standard input; ``kill:POINT`` ends itself there as kill -9
+does, ``slow:POINT`` waits there for a moment, each time.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-class _Tomorrow(SystemClock):
+class Yesterday(SystemClock):
     def now(self) -> datetime:
-        return super().now() + timedelta(days=1)
+        return super().now() - timedelta(days=1)
 
 
 class _Told(Quiet):
@@ -222,7 +222,8 @@ def main(site_file: str, step: str, point: str = "") -> int:
 
     if stops:
         _before(*HOOKS[stops], stop)
-    clock = _Tomorrow() if step == "next" else SYSTEM_CLOCK
+    clock = Yesterday() if step.startswith("last-") else SYSTEM_CLOCK
+    step = step.removeprefix("last-")
     with OpenSite(load_site(Path(site_file)), clock=clock) as opened:
         try:
             if step == "two":
