@@ -124,7 +124,7 @@ def _submit(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> lis
 
 def _delays(here: OpenSite, run: RunRecord) -> dict[str, float]:
     starts = {g.name: g.start for g in here.site.groups_of(run.back_group)}
-    return start_delays(starts, here.clock.now(), here.site.tz)
+    return start_delays(starts, here.clock.now(), here.site.tz, run.window)
 
 
 def _last_size(here: OpenSite, group: str, store: str) -> int | None:

@@ -14,7 +14,8 @@ from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
 from nightferry.ops.leftovers import clear_killed, clear_leftovers, forget_expired
 from nightferry.ops.opened import OpenSite, operator
-from nightferry.ops.stamps import accept_clock, require_plausible_clock
+from nightferry.ops.stage import is_safe
+from nightferry.ops.stamps import CLOCKS_APART, accept_clock, require_plausible_clock, wrong_runs
 from nightferry.plan.window import night_start, run_name, window_of, window_start
 from nightferry.progress import Cancel, Progress
 
@@ -24,7 +25,7 @@ _MISSED = 2
 _SAME_NIGHT = timedelta(hours=12)
 """How much earlier than this window an unfinished run's may have begun and still be the same night, whose start was
 moved meanwhile."""
-
+_DAY = timedelta(days=1)
 
 _GIVEN_UP = "unfinished, and given up for a newer run"
 
@@ -267,16 +268,19 @@ def begin_run(
     window = window_now(opened, back_group, moment)
     begins = window_begins(opened, back_group, moment)
     runs = opened.catalog.runs(back_group)
-    finished = [r for r in runs if r.state == "ended" and r.note != _GIVEN_UP and _is_of(r, window, begins)]
+    wrong = wrong_runs(opened)
+    of_window = [r for r in runs if r.state == "ended" and r.run not in wrong and _is_of(r, window, begins)]
     if not new:
-        lacking = _without(wanted, finished)
-        unfinished = next((r for r in runs if r.state != "ended" and _may_continue(r, window, begins)), None)
+        lacking = _without(wanted, _finished(opened, of_window))
+        unfinished = next(
+            (r for r in runs if r.state != "ended" and _may_continue(r, begins, r.run in wrong)), None
+        )
         if unfinished is not None:
             extended = _extend(opened, unfinished, lacking, flow_run)
             return Begun(extended, f"continuing run {unfinished.run} of this window")
-        if finished and not lacking:
-            how = f"run {finished[0].run} of this window is finished; repeat it with --new"
-            return Begun(finished[0], how, True)
+        if of_window and not lacking:
+            how = f"run {of_window[0].run} of this window is finished; repeat it with --new"
+            return Begun(of_window[0], how, True)
         wanted = lacking
     for old in runs:
         if old.state != "ended":
@@ -300,26 +304,54 @@ def begin_run(
 
 
 def _is_of(run: RunRecord, window: str, begins: datetime) -> bool:
-    """Whether the run was that of the window: an instant, since a start may be moved within a date."""
-    return run.window_start == begins if run.window_start is not None else run.window == window
+    """Whether the run was that of the window: an instant, since a start may be moved within a date.
+
+    Of a run that does not say when its window began, it began no later than the run.
+    """
+    if run.window_start is not None:
+        return run.window_start == begins
+    return run.window == window and run.started + CLOCKS_APART >= begins
 
 
-def _may_continue(run: RunRecord, window: str, begins: datetime) -> bool:
-    """Whether an unfinished run is this night's, or a later one's: the clock may have been set back meanwhile."""
-    if run.window_start is None:
-        return run.window >= window
-    return run.window_start > begins - _SAME_NIGHT
+def _may_continue(run: RunRecord, begins: datetime, wrong: bool) -> bool:
+    """Whether an unfinished run is this night's, or the next one's: the clock may have been set back meanwhile.
+
+    One whose gate has been passed waits only for copies, which every night delivers: it takes the place of no night
+    that began after it.
+
+    Args:
+        run: Unfinished.
+        begins: When this night's window began.
+        wrong: An operator said that the run's stamps are wrong.
+    """
+    began = run.window_start or run.started + CLOCKS_APART
+    let_by = run.state not in ("staging", "held")
+    if began < begins:
+        return not let_by and began > begins - _SAME_NIGHT
+    return began <= begins + _DAY and not (wrong and let_by and began == begins)
 
 
-def _without(wanted: dict[str, tuple[str, ...]], runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
-    """What is wanted and was in none of the runs."""
-    lacking = {}
-    for group, stores in wanted.items():
-        had = {store for run in runs for store in run.selection.get(group, ())}
-        left = tuple(store for store in stores if store not in had)
-        if left:
-            lacking[group] = left
-    return lacking
+def _finished(opened: OpenSite, runs: Sequence[RunRecord]) -> set[tuple[str, str]]:
+    """Storage group and store of what ended runs need not do again; of one that was given up, what is staged whole."""
+    found: set[tuple[str, str]] = set()
+    for run in runs:
+        if run.note != _GIVEN_UP:
+            found.update(due_stores(run))
+            continue
+        images = opened.catalog.images(run=run.run)
+        found.update((i.group, i.store) for i in images if opened.catalog.is_whole(i) and is_safe(opened, i))
+    return found
+
+
+def _without(
+    wanted: dict[str, tuple[str, ...]], finished: set[tuple[str, str]]
+) -> dict[str, tuple[str, ...]]:
+    """What is wanted and not finished."""
+    lacking = {
+        group: tuple(store for store in stores if (group, store) not in finished)
+        for group, stores in wanted.items()
+    }
+    return {group: stores for group, stores in lacking.items() if stores}
 
 
 def _extend(
@@ -340,7 +372,8 @@ def _extend(
         }
     )
     if run.state == "ended":
-        changed = changed.model_copy(update={"state": "staging"})
+        note = "" if run.note == _GIVEN_UP else run.note
+        changed = changed.model_copy(update={"state": "staging", "note": note})
     if changed != run:
         opened.catalog.append(changed)
     return changed

@@ -70,17 +70,24 @@ def due_groups(starts: Mapping[str, time]) -> tuple[str, ...]:
     return tuple(sorted(starts, key=lambda name: (_seconds_after(begin, starts[name]), name)))
 
 
-def start_delays(starts: Mapping[str, time], now: datetime, tz: tzinfo) -> dict[str, float]:
-    """Seconds until each storage group's start in the window that ``now`` belongs to; 0 when it has passed.
+def start_delays(
+    starts: Mapping[str, time], now: datetime, tz: tzinfo, window: str | None = None
+) -> dict[str, float]:
+    """Seconds until each storage group's start in a window; 0 when it has passed.
 
     Args:
         starts: Storage group → its start, for all groups of the BACK group.
-        now: Aware; see `window_of`.
+        now: Aware.
+        window: Its local date; None: the one that ``now`` belongs to. A clock a second slow would find itself in
+            the night before.
+
+    Raises:
+        ConfigError: ``window`` is not ``YYYYMMDD``.
     """
     if not starts:
         return {}
     begin = night_start(starts.values())
-    day = _date_of(window_of(now, begin, tz))
+    day = _date_of(window if window is not None else window_of(now, begin, tz))
     delays = {}
     for name in due_groups(starts):
         start = starts[name]

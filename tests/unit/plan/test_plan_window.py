@@ -103,3 +103,9 @@ def test_run_names_count_from_two() -> None:
     assert run_name("20260308", "TEX-BACK-1", [first, f"{first}-2", f"{first}-10"]) == f"{first}-11"
     assert run_name("20260308", "TEX-BACK-1", ["20260307-TEX-BACK-1", f"{first}-x"]) == first
     assert run_name("20260308", "TEX-BACK-2", [first]) == "20260308-TEX-BACK-2"
+
+
+def test_delays_are_those_of_the_window_of_the_run_though_the_clock_is_a_second_slow() -> None:
+    starts = {"evening": time(20, 0), "late": time(23, 30)}
+    slow = local("2026-01-10 19:59:59")
+    assert start_delays(starts, slow, CHICAGO, "20260110") == {"evening": 1.0, "late": 3.5 * 3600 + 1}

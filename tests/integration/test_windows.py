@@ -1,0 +1,127 @@
+"""Which run a night is: none is skipped for a run that a wrong clock or another start dated."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from nightferry.errors import ClockAhead, NightferryError
+from nightferry.model.records import RunRecord
+from nightferry.ops import gate
+from nightferry.ops.opened import OpenSite
+from tests.support import night
+from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
+
+MakeSite = Callable[..., SmallSite]
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def site(make_site: MakeSite) -> SmallSite:
+    return make_site(copies=("folder",), stores={"SG1": ("a", "b")})
+
+
+def images(opened: OpenSite, run: RunRecord) -> list[str]:
+    return sorted(image.store for image in opened.catalog.images(run=run.run))
+
+
+def test_a_run_that_a_wrong_clock_dated_is_no_later_windows(site: SmallSite) -> None:
+    clock = HandClock()
+    with site.open(clock) as opened:
+        clock.advance(3 * DAY)
+        wrong = night.night(opened, BACK_GROUP)
+        clock.advance(-3 * DAY)
+        with pytest.raises(ClockAhead):
+            night.night(opened, BACK_GROUP)
+        runs = [night.night(opened, BACK_GROUP, clock_is_right="checked by phone")]
+        for _ in range(4):  # the fourth of these windows is called as the wrong one was
+            clock.advance(DAY)
+            runs.append(night.night(opened, BACK_GROUP))
+            assert images(opened, runs[-1]) == ["a", "b"]
+        assert len({run.run for run in (wrong, *runs)}) == 6
+
+
+def test_an_unfinished_run_from_the_future_holds_no_night_up(site: SmallSite) -> None:
+    clock = HandClock()
+    with site.open(clock) as opened:
+        clock.advance(365 * DAY)
+        away = site.objects.with_name("away")
+        site.objects.mkdir(exist_ok=True)
+        site.objects.rename(away)
+        site.objects.write_text("not a folder")
+        with pytest.raises(NightferryError):
+            night.night(opened, BACK_GROUP)
+        (wrong,) = opened.catalog.runs(BACK_GROUP)
+        assert wrong.state == "streaming"
+        clock.advance(-365 * DAY)
+        done = set()
+        for number in range(2):
+            reason = "checked by phone" if number == 0 else ""
+            with pytest.raises(NightferryError):
+                night.night(opened, BACK_GROUP, clock_is_right=reason)
+            newest = opened.catalog.runs(BACK_GROUP)[0]
+            assert newest.run not in {wrong.run, *done}
+            assert images(opened, newest) == ["a", "b"]
+            done.add(newest.run)
+            clock.advance(DAY)
+        site.objects.unlink()
+        away.rename(site.objects)
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        assert not [
+            c
+            for i in opened.catalog.images()
+            for c in opened.catalog.copies(i.image)
+            if c.state != "verified"
+        ]
+
+
+def test_a_held_run_goes_on_when_the_clock_is_set_back_across_its_start(site: SmallSite) -> None:
+    clock = HandClock(datetime(2026, 11, 10, 20, 10, tzinfo=UTC))
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(clock) as opened:
+        held = night.stage_one(opened, BACK_GROUP)
+        assert gate.look(opened, held).state == "held"
+        fill(site.store("SG1/b"))
+        clock.advance(timedelta(minutes=-40))
+        with pytest.raises(ClockAhead):
+            night.night(opened, BACK_GROUP)
+        assert opened.catalog.run(held.run).state != "ended"
+        done = night.night(opened, BACK_GROUP, clock_is_right="set by NTP")
+        assert (done.run, done.result) == (held.run, "whole")
+
+
+def test_what_a_run_that_was_given_up_staged_whole_is_not_staged_again(site: SmallSite) -> None:
+    shutil.rmtree(site.store("SG1/b"))
+    with site.open(HandClock()) as opened:
+        held = night.stage_one(opened, BACK_GROUP)
+        assert gate.look(opened, held).state == "held"
+        fill(site.store("SG1/b"))
+        partial = night.night(opened, BACK_GROUP, stores=["SG1/b"], new=True)
+        assert images(opened, partial) == ["b"]
+        before = len(opened.catalog.images())
+        night.night(opened, BACK_GROUP)
+        assert len(opened.catalog.images()) == before
+        assert {c.state for i in opened.catalog.images() for c in opened.catalog.copies(i.image)} == {
+            "verified"
+        }
+
+
+def test_a_run_of_a_release_without_window_starts_skips_no_night_when_the_start_moves(
+    site: SmallSite,
+) -> None:
+    text = site.file.read_text()
+    site.file.write_text(text.replace('start = "20:00"', 'start = "00:30"'))
+    clock = HandClock(datetime(2026, 11, 10, 0, 31, tzinfo=UTC))
+    with site.open(clock) as opened:
+        first = night.night(opened, BACK_GROUP)
+        opened.catalog.append(first.model_copy(update={"window_start": None}))
+    site.file.write_text(text)
+    clock.time = datetime(2026, 11, 10, 20, 1, tzinfo=UTC)
+    with site.open(clock) as opened:
+        assert images(opened, night.night(opened, BACK_GROUP)) == ["a", "b"]
+        assert len(opened.catalog.runs(BACK_GROUP)) == 2
+        night.night(opened, BACK_GROUP)
+        assert len(opened.catalog.runs(BACK_GROUP)) == 2
