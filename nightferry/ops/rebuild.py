@@ -351,7 +351,10 @@ def _add(
         done.notes.append(f"{safe(found.image)} at {destination.name} is left out: {error}")
         return
     indexes.keep(image.image, index, chunks)
-    if catalog.latest(ImageRecord, image.image) != image:
+    before = catalog.latest(ImageRecord, image.image)
+    # Of an image that only this copy tells of, nobody knows what other copies there are: none is owed.
+    image = image.model_copy(update={"policy": () if before is None else before.policy})
+    if before != image:
         catalog.append(image)
     copy = CopyRecord(
         image=image.image,

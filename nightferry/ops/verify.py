@@ -159,9 +159,12 @@ def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
     who asks for what is missing must hear of it."""
     opened.site.destination(destination)
     opened.catalog.refresh()
+    wanted = {group.name for group in opened.site.groups if destination in group.copies}
     missing = []
     for image in reversed(opened.catalog.images()):
-        if destination not in policy_of(opened, image).destinations or opened.catalog.forgotten(image.image):
+        if opened.catalog.forgotten(image.image):
+            continue
+        if image.group not in wanted and destination not in policy_of(opened, image).destinations:
             continue
         states = {c.state for c in opened.catalog.copies(image.image) if c.destination == destination}
         if not states and image.state != "whole" and not opened.catalog.accepted(image):

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from nightferry.errors import ConfigError, NightferryError
+from nightferry.model.load import load_site
 from nightferry.model.records import RunRecord
-from nightferry.ops import check, expire, owed, restore
+from nightferry.ops import check, expire, owed, restore, verify
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.rebuild import rebuild
 from nightferry.ops.report import NightResult, image_json, night_result
 from nightferry.ops.status import StoreStatus, exit_code, status
 from nightferry.progress import QUIET, Cancel
@@ -216,3 +218,17 @@ def test_one_line_of_nights_expires_across_a_rename_as_if_there_had_been_none(ma
         runs = [r.run for r in opened.catalog.runs()]
     assert left == [("mail", runs[0]), ("a", runs[1])]
     assert {row.image.run for row in done.gone} == {runs[2]}
+
+
+def test_images_of_a_rebuilt_catalog_owe_nothing_and_can_still_be_copied_again(make_site: MakeSite) -> None:
+    place = Place(make_site())
+    assert place.night().outcome == "Completed"
+    shutil.rmtree(place.site.home / "catalog")
+    shutil.rmtree(place.site.disk)
+    place.site.disk.mkdir()
+    to = str(place.site.home / "catalog")
+    rebuild(load_site(place.site.file), "folder", to, clock=place.clock, progress=QUIET, cancel=Cancel())
+    with place.open() as opened:
+        assert len(opened.catalog.images()) == 2
+        assert owed.owed(opened) == []
+        assert len(verify.missing_copies(opened, "tape")) == 2
