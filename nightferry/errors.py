@@ -134,13 +134,16 @@ class MediumFull(DestinationError):
 class WrongCartridge(DestinationError):
     """The label, the barcode and the catalog do not agree on a cartridge."""
 
-    default_hint = "run `nightferry media show` on both barcodes; nothing was written"
+    default_hint = "nothing was written; `nightferry media show BARCODE` says what is on it"
 
 
 class WriteProtected(DestinationError):
     """The cartridge refuses to be written to: its switch, or WORM media that would be written over."""
 
-    default_hint = "set the cartridge's write-protect switch, or take it out of the pool"
+    default_hint = (
+        "clear the cartridge's write-protect switch; one that is written once (WORM) stays as it is: "
+        "take it out of the pool, or `nightferry media retire` it"
+    )
 
 
 class NoScratch(DestinationError):

@@ -31,6 +31,7 @@ from nightferry.catalog.shelf import CopyIndex, Placed, Shelf
 from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import CatalogError, ConfigError
+from nightferry.model.cartridges import live_by_cartridge, unfinished_on
 from nightferry.model.records import (
     OUTLIVED,
     RECORDS,
@@ -393,35 +394,20 @@ class Catalog:
         found = self._placed(CartridgeRecord, destination=destination)
         return sorted((placed.record for placed in found), key=lambda cartridge: cartridge.barcode)
 
-    def live_images(self, destination: str, barcode: str) -> list[str]:
-        """Images that keep this cartridge from being written over.
+    def live_images(self, destination: str, barcode: str, given_up: Collection[str] = ()) -> list[str]:
+        """Images that keep this cartridge from being written over; see ``model.cartridges.live_by_cartridge``."""
+        return sorted(self.live_by_cartridge(destination, given_up).get(barcode, ()))
 
-        Those with a copy on it that is neither lost nor expired, and those that it was written with while
-        their record does not say yet what became of it, and no later copy there is verified.
-        """
-        return sorted(self.live_by_cartridge(destination).get(barcode, ()))
-
-    def live_by_cartridge(self, destination: str) -> dict[str, set[str]]:
+    def live_by_cartridge(self, destination: str, given_up: Collection[str] = ()) -> dict[str, set[str]]:
         """Barcode → what `live_images` says of it; cartridges without any are left out."""
-        written_to: dict[str, set[str]] = defaultdict(set)
-        for cartridge in self.cartridges(destination):
-            for image in cartridge.images:
-                written_to[image].add(cartridge.barcode)
-        live: dict[str, set[str]] = defaultdict(set)
         copies = [placed.record for placed in self._placed(CopyRecord, destination=destination)]
-        proved: dict[str, int] = defaultdict(int)
-        for copy in copies:
-            if copy.state == "verified":
-                proved[copy.image] = max(proved[copy.image], copy.epoch)
-        for copy in copies:
-            if copy.state in ("lost", "expired"):
-                continue
-            on_them = _barcodes(copy)
-            if copy.state == "writing" and copy.epoch > proved[copy.image]:
-                on_them |= written_to.get(copy.image, set())
-            for barcode in on_them:
-                live[barcode].add(copy.image)
-        return dict(live)
+        forgotten = {record.image for record in self.all(ForgottenRecord)}
+        return live_by_cartridge(self.cartridges(destination), copies, forgotten.union(given_up))
+
+    def unfinished_on(self, destination: str, barcode: str) -> list[CopyRecord]:
+        """Copies at the destination that are not finished, and have, or may have, something on a cartridge."""
+        copies = [placed.record for placed in self._placed(CopyRecord, destination=destination)]
+        return unfinished_on(self.cartridges(destination), copies, barcode)
 
     # --- indexes
 
@@ -549,9 +535,3 @@ class Catalog:
 def _newest_first(found: Iterable[Placed[Any]]) -> list[Any]:
     """By the log's order, never by stamps: a clock may have been wrong when one was made."""
     return [p.record for p in sorted(found, key=lambda p: p.first, reverse=True)]
-
-
-def _barcodes(copy: CopyRecord) -> set[str]:
-    """Cartridges a copy lies on; the one thing of a location that is read outside its destination."""
-    parts = copy.location.get("parts", [])
-    return {part["barcode"] for part in parts if isinstance(part, dict) and "barcode" in part}

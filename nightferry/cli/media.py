@@ -173,13 +173,15 @@ def erase(
             session.out.result({**plan.as_json(), "dry_run": True}, said)
             return 0
         if not yes:
+            which = f" --library {library}" if library else ""
             raise ConfigError(
-                said, hint=f"to do it: `nightferry media erase --yes {barcode}`", subject=barcode
+                said, hint=f"to do it: `nightferry media erase --yes {barcode}{which}`", subject=barcode
             )
-        view = tape.handling.erase(barcode, media.why(reason))
-    session.out.result(
-        {**media.view_json(view), "lost": list(plan.lost)}, f"{barcode} is erased: {_now(view)}"
-    )
+        view = media.erase(here, tape, plan, reason)
+    words = [f"{barcode} is erased: {_now(view)}"]
+    if view.state == "retired":
+        words += [f"it stays out of use; `nightferry media label {barcode}` puts it back"]
+    session.out.result({**media.view_json(view), "lost": list(plan.lost)}, *words)
     return 0
 
 

@@ -6,7 +6,7 @@ A destination moves bytes and side files; it never knows what an image contains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -393,6 +393,21 @@ class Marked(Protocol):
         """Whether the copy that the catalog knows is there; see ``ours.is_proved``."""
 
 
+@runtime_checkable
+class Continues(Protocol):
+    """What a ``Destination`` can do besides when a copy that was cut off is gone on with in its epoch."""
+
+    def unfinished(self, image: str, epoch: int, before: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What lies here of a copy that is known not to be whole: the location of its whole parts, empty when there
+        are none. None: it is not known; it may be whole, or somebody be at work with it.
+
+        Args:
+            image: The image.
+            epoch: Its attempt.
+            before: What was known before this process tried; the answer when it has written nothing since.
+        """
+
+
 class Register(Protocol):
     """What a tape library asks of the catalog; ops hands it in, as destination and catalog never meet."""
 
@@ -404,5 +419,6 @@ class Register(Protocol):
         False."""
 
     def record_drive(self, drive: DriveRecord) -> None: ...
-    def live_images(self, barcode: str) -> list[str]:
-        """Images with a copy here that is neither lost nor expired: the cartridge must not be overwritten."""
+    def live_images(self, barcode: str, given_up: Collection[str] = ()) -> list[str]:
+        """Images with a copy here that is neither lost nor expired: the cartridge must not be overwritten. What is
+        not finished of those ``given_up`` does not count."""

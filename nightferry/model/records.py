@@ -20,8 +20,9 @@ OUTLIVED: frozenset[CopyState] = frozenset({"expiring", "expired"})
 """States of a copy that the retention has taken: never read again, never owed again."""
 RunState = Literal["staging", "held", "sealed", "streaming", "drained", "ended"]
 CartridgeState = Literal[
-    "blank", "appendable", "full", "offsite", "expired", "retired", "cleaning", "foreign"
+    "unknown", "blank", "appendable", "full", "offsite", "expired", "retired", "cleaning", "foreign"
 ]
+"""``unknown``: it was carried about, and nobody has looked what is on it."""
 
 
 class Record(BaseModel):
@@ -293,6 +294,8 @@ class CopyRecord(Record):
     lane: str = ""
     started: AwareDatetime
     ended: AwareDatetime | None = None
+    """Of a copy that is ``writing``: the attempt has ended, and it is known that no whole copy came of it; ``location``
+    then has its whole parts."""
     verified: AwareDatetime | None = None
     note: str = ""
     streamed: Streamed | None = None

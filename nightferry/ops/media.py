@@ -8,11 +8,13 @@ from typing import Any
 
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.media import MediumView
-from nightferry.errors import ConfigError
+from nightferry.errors import ConfigError, WrongCartridge
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import CopyRecord
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.plan.restore_order import stops
+
+_NO_TAPE = 'media are the cartridges of tape libraries: destinations of kind = "tape" in the site file'
 
 
 def tapes(opened: OpenSite, name: str | None = None) -> list[TapeDestination]:
@@ -27,12 +29,12 @@ def tapes(opened: OpenSite, name: str | None = None) -> list[TapeDestination]:
         if name not in names:
             raise ConfigError(
                 f"destination {name} is no tape library",
-                hint="media are the cartridges of tape libraries",
+                hint=f"name one that is: {', '.join(names)}" if names else _NO_TAPE,
                 subject=name,
             )
         names = [name]
     if not names:
-        raise ConfigError("the site has no tape library", hint="media are the cartridges of tape libraries")
+        raise ConfigError("the site has no tape library", hint=_NO_TAPE)
     found = [opened.destination(n) for n in names]
     return [d for d in found if isinstance(d, TapeDestination)]
 
@@ -49,7 +51,9 @@ def holding(opened: OpenSite, barcode: str, library: str | None = None) -> TapeD
     if found:
         named = ", ".join(d.name for d in found)
         raise ConfigError(
-            f"several libraries have a cartridge {barcode}: {named}", hint="say which with --library"
+            f"several libraries have a cartridge {barcode}: {named}",
+            hint=f"say which with --library, as in `--library {found[0].name}`",
+            subject=barcode,
         )
     raise ConfigError(
         f"no cartridge {barcode}", hint="`nightferry media list` shows what there is", subject=barcode
@@ -93,16 +97,18 @@ class Loss:
 
 
 def copies_on(opened: OpenSite, destination: str, barcode: str) -> list[CopyRecord]:
-    """The copies with a part on a cartridge that are neither lost nor expired, by image."""
+    """The copies with a part on a cartridge that are neither lost nor expired, by image; those that are not finished,
+    too, and those of which it is not on record what became of them."""
     opened.catalog.refresh()
-    found = [
-        copy
+    found = {
+        copy.subject: copy
         for copy in opened.catalog.all(CopyRecord)
         if copy.destination == destination
         and copy.state not in ("lost", "expired")
         and any(stop.barcode == barcode for stop in stops(copy))
-    ]
-    return sorted(found, key=lambda copy: (copy.image, copy.epoch))
+    }
+    found |= {copy.subject: copy for copy in opened.catalog.unfinished_on(destination, barcode)}
+    return sorted(found.values(), key=lambda copy: (copy.image, copy.epoch))
 
 
 def losses(opened: OpenSite, copies: list[CopyRecord]) -> Iterator[Loss]:
@@ -160,10 +166,13 @@ class Erasure:
 
     medium: MediumView
     lost: tuple[str, ...]
-    """Images on it whose copies were given up before."""
+    """Images on it whose copies were given up before, or are not finished."""
+    unfinished: tuple[CopyRecord, ...] = ()
+    """Copies of which it holds whole parts, and that begin again without them."""
 
     def as_json(self) -> dict[str, Any]:
-        return {**view_json(self.medium), "lost": list(self.lost)}
+        again = [copy.image for copy in self.unfinished]
+        return {**view_json(self.medium), "lost": list(self.lost), "unfinished": again}
 
 
 def plan_erasure(opened: OpenSite, tape: TapeDestination, barcode: str) -> Erasure:
@@ -173,8 +182,30 @@ def plan_erasure(opened: OpenSite, tape: TapeDestination, barcode: str) -> Erasu
         WrongCartridge: it may not be erased.
     """
     opened.catalog.refresh()
-    medium = tape.handling.require_erasable(barcode)
-    return Erasure(medium, medium.images)
+    there = opened.catalog.unfinished_on(tape.name, barcode)
+    unknown = next((copy for copy in there if copy.ended is None), None)
+    medium = tape.handling.require_erasable(barcode, {copy.image for copy in there})
+    if unknown is not None and unknown.image in opened.catalog.live_images(tape.name, barcode):
+        raise WrongCartridge(
+            f"whether {barcode} holds a whole copy of {unknown.image} is not known: what wrote it was stopped",
+            subject=barcode,
+            hint=f"the next run finds out (`nightferry backup --stage two`); or `nightferry media retire {barcode} "
+            f"--reason TEXT` gives it up, then `nightferry media erase --yes {barcode}` writes over it",
+        )
+    return Erasure(medium, medium.images, tuple(there))
+
+
+def erase(opened: OpenSite, tape: TapeDestination, erasure: Erasure, reason: str) -> MediumView:
+    """Writes over a cartridge. Copies whose parts are on it begin again: that is on record before.
+
+    Raises:
+        DestinationError: see ``Handling.erase``. Nothing was written.
+    """
+    barcode = erasure.medium.barcode
+    note = f"a part of it was on {barcode}, to be erased by {why(reason)}"[:500]
+    for copy in erasure.unfinished:
+        opened.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
+    return tape.handling.erase(barcode, why(reason))
 
 
 def describe_erasure(erasure: Erasure) -> str:
@@ -185,7 +216,9 @@ def describe_erasure(erasure: Erasure) -> str:
             return f"{medium.barcode} is not ours, and whatever is on it would be gone"
         case "blank":
             return f"{medium.barcode} is blank; it would be labelled"
+    again = ", ".join(sorted({copy.image for copy in erasure.unfinished}))
+    again = f"; the copy of {again} is not finished, and begins again" if again else ""
     images = ", ".join(erasure.lost[:5]) + (
         f" and {len(erasure.lost) - 5} more" if len(erasure.lost) > 5 else ""
     )
-    return f"{medium.barcode} ({medium.state}) holds {images or 'no image'}: that would be gone"
+    return f"{medium.barcode} ({medium.state}) holds {images or 'no image'}: that would be gone{again}"

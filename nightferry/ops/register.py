@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from nightferry.catalog.drives import DriveLeases
@@ -50,8 +51,8 @@ class CatalogRegister:
     def record_drive(self, drive: DriveRecord) -> None:
         self._catalog.append(drive)
 
-    def live_images(self, barcode: str) -> list[str]:
-        return self._catalog.live_images(self._destination, barcode)
+    def live_images(self, barcode: str, given_up: Collection[str] = ()) -> list[str]:
+        return self._catalog.live_images(self._destination, barcode, given_up)
 
 
 class CatalogConstraints:

@@ -11,9 +11,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from nightferry.destination.base import (
     DATA_NAMES,
+    Continues,
     Destination,
     Measure,
     Outgoing,
@@ -142,17 +144,37 @@ def _read_back(opened: OpenSite, copy: CopyRecord, progress: Progress, cancel: C
 
 
 def _arrived(opened: OpenSite, target: Destination, image: ImageRecord) -> CopyRecord | None:
-    """A copy that an earlier try finished, whether or not it lived to record it."""
+    """A copy that an earlier try finished, whether or not it lived to record it.
+
+    That an attempt came to nothing is remembered: a tape library mounts cartridges to find that out.
+    """
     for copy in opened.catalog.all_copies(image.image):
         if copy.destination != target.name:
             continue
         if copy.state in ("verified", "whole"):
             return copy
-        if copy.state == "writing":
+        if copy.state == "writing" and copy.ended is None:
             receipt = target.find(image.image, copy.epoch)
             if receipt is not None:
                 return _arrival(opened, copy, receipt)
+            ended = _ended(opened, target, copy, copy.location)
+            if ended != copy:
+                opened.catalog.append(ended)
     return None
+
+
+def _ended(opened: OpenSite, target: Destination, copy: CopyRecord, before: Mapping[str, Any]) -> CopyRecord:
+    """The record of an attempt that came to nothing: with its whole parts, and ended, if that is known for certain."""
+    if not isinstance(target, Continues):
+        return copy
+    try:
+        left = target.unfinished(copy.image, copy.epoch, before)
+    except NightferryError as error:
+        log.warning("what there is of %s at %s is not known: %s", copy.image, target.name, error)
+        return copy
+    if left is None:
+        return copy
+    return copy.model_copy(update={"location": left, "ended": opened.clock.now()})
 
 
 def _put(
@@ -169,27 +191,53 @@ def _put(
     subject = f"{image.group}/{image.store} → {target.name}"
     _give_up_damaged(opened, target, image)
     with target.lane(progress=progress, cancel=cancel) as lane:
-        epoch = opened.catalog.next_epoch(image.image, target.name)
-        copy = CopyRecord(
-            image=image.image,
-            destination=target.name,
-            epoch=epoch,
-            state="writing",
-            run=image.run,
-            lane=lane.name,
-            started=opened.clock.now(),
-        )
-        opened.catalog.append(copy, "intent")
-        opened.catalog.append(copy)
+        copy = _begin(opened, target, image, lane.name)
+        before = copy.location
         progress.begin(subject, "stream", image.size_bytes)
         try:
-            receipt = lane.put(outgoing, epoch, progress=Renamed(progress, subject, staged), cancel=cancel)
+            receipt = lane.put(
+                outgoing, copy.epoch, progress=Renamed(progress, subject, staged), cancel=cancel
+            )
         except NightferryError as error:
             progress.end(subject, "failed")
-            opened.catalog.append(copy.model_copy(update={"note": str(error)[:500]}))
+            failed = copy.model_copy(update={"note": str(error)[:500]})
+            opened.catalog.append(_ended(opened, target, failed, before))
             raise
     progress.end(subject, "whole")
     return _arrival(opened, copy, receipt)
+
+
+def _begin(opened: OpenSite, target: Destination, image: ImageRecord, lane: str) -> CopyRecord:
+    """A new attempt on record: the newest one is gone on with where the destination can and nothing is unknown of it.
+
+    Raises:
+        BusyError: another process goes on with it.
+    """
+    copies = [c for c in opened.catalog.all_copies(image.image) if c.destination == target.name]
+    begun = next((c for c in copies[-1:] if c.state == "writing" and c.ended is not None), None)
+    if begun is not None and isinstance(target, Continues):
+        newest = opened.catalog.latest_event(CopyRecord, begun.subject)
+        copy = begun.model_copy(
+            update={"lane": lane, "started": opened.clock.now(), "ended": None, "note": ""}
+        )
+        opened.catalog.append(copy, "intent", expect=newest.sequence if newest is not None else 0)
+    else:
+        copy = CopyRecord(
+            image=image.image,
+            destination=target.name,
+            epoch=opened.catalog.next_epoch(image.image, target.name),
+            state="writing",
+            run=image.run,
+            lane=lane,
+            started=opened.clock.now(),
+        )
+        opened.catalog.append(copy, "intent")
+    opened.catalog.append(copy)
+    for older in copies:
+        if older.state == "writing" and older.ended is not None and older.epoch != copy.epoch:
+            note = f"it never arrived; attempt {copy.epoch} took its place"
+            opened.catalog.append(older.model_copy(update={"state": "lost", "note": note}))
+    return copy
 
 
 def _give_up_damaged(opened: OpenSite, target: Destination, image: ImageRecord) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tape_rig import FakeClock, Rig
+from tests.support.tape_shops import KINDS, ON_SERVER, Shop
 from tests.support.tapes import MemoryRegister
 
 
@@ -26,3 +27,9 @@ def rig(tmp_path: Path, no_power_cuts: None) -> Iterator[Rig]:
     yield rig
     for tape in rig.opened:
         tape.close()
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=ON_SERVER if kind == "tgtd" else []) for kind in KINDS])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
+    """A library of four drives, twelve cartridges of 8 MiB and twenty slots, of every kind."""
+    return KINDS[request.param](tmp_path, request)

@@ -36,7 +36,7 @@ def sums(folder: Path) -> str:
     return b"\n".join(sorted(done.stdout.splitlines(), key=lambda line: line[64:])).decode(errors="replace")
 
 
-def test_cartridges_of_an_image_that_could_not_be_finished_are_scratch_once_it_is_elsewhere(
+def test_cartridges_of_an_image_that_is_not_finished_are_kept_for_it_until_it_is_given_up(
     make_site: MakeSite, tmp_path: Path
 ) -> None:
     site, clock = make_site(copies=("tape",), cartridge="4 MiB", more=KEEP_2), HandClock()
@@ -45,26 +45,50 @@ def test_cartridges_of_an_image_that_could_not_be_finished_are_scratch_once_it_i
         record = night.stage_one(opened, BACK_GROUP)
         with pytest.raises(NoScratch):
             night.stage_two(opened, record)
-        wasted = {c.barcode for c in opened.catalog.cartridges("tape") if "dead space" in c.note}
-        assert len(wasted) >= 5
+        name = opened.catalog.images("SG1", "a")[0].image
+        [begun] = opened.catalog.copies(name)
+        held = {part["barcode"] for part in begun.location["parts"]}
+        assert len(held) >= 5
         clock.advance(DAY)
-        # Nothing says yet that they are not needed.
         run_expire(opened)
         assert not {c.barcode for c in opened.catalog.cartridges("tape") if c.state == "expired"}
+        owed.forget(opened, name, "there are no more cartridges of this kind")
+        run_expire(opened)
+        assert {c.barcode for c in opened.catalog.cartridges("tape") if c.state == "expired"} == held
+        # They are written by the next night, which has no others.
+        (site.store("SG1/a") / "large.bin").write_bytes(os.urandom(15 << 20))
+        night.night(opened, BACK_GROUP)
+        newer = opened.catalog.images("SG1", "a")[0].image
+        assert newer != name
+        [copy] = opened.catalog.copies(newer)
+        assert copy.state == "verified"
+        assert {part["barcode"] for part in copy.location["parts"]} <= held
+        bring_back(opened, newer, tmp_path / "back", "tape")
+
+
+def test_an_image_that_ran_out_of_cartridges_goes_on_in_the_next_night(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
+    site, clock = make_site(copies=("tape",), cartridge="4 MiB", more=KEEP_2), HandClock()
+    (site.store("SG1/a") / "large.bin").write_bytes(os.urandom(30 << 20))
+    with site.open(clock) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        with pytest.raises(NoScratch):
+            night.stage_two(opened, record)
+        name = opened.catalog.images("SG1", "a")[0].image
+        [begun] = opened.catalog.copies(name)
+    before = {p: p.read_bytes() for p in sorted(site.library.rglob("*.tape"))}
     library = (
         f'{{ kind = "virtual", path = "{site.library}", drives = 2, slots = 40, cartridge_bytes = "4 MiB" }}'
     )
     site.write_file(tape=library)
     with site.open(clock) as opened:
-        night.night(opened, BACK_GROUP)
-        name = image(10)
-        run_expire(opened)
-        scratch = {c.barcode for c in opened.catalog.cartridges("tape") if c.state == "expired"}
-        [copy] = [c for c in opened.catalog.copies(name) if c.destination == "tape"]
-        assert scratch
-        assert scratch <= wasted
-        assert scratch.isdisjoint(part["barcode"] for part in copy.location["parts"])
+        night.stage_two(opened, opened.catalog.run(record.run))
+        [copy] = opened.catalog.all_copies(name)
+        assert (copy.state, copy.epoch) == ("verified", 1)
+        assert copy.location["parts"][: len(begun.location["parts"])] == begun.location["parts"]
         bring_back(opened, name, tmp_path / "back", "tape")
+    assert {p: p.read_bytes() for p in before} == before
 
 
 def run_expire(opened: OpenSite, **options: object) -> expire.Expiry:
@@ -72,7 +96,7 @@ def run_expire(opened: OpenSite, **options: object) -> expire.Expiry:
 
 
 def image(day: int, store: str = "a") -> str:
-    return f"202611{day}-TEX-BACK-1.SG1.{store}.L0"
+    return f"202611{day:02d}-TEX-BACK-1.SG1.{store}.L0"
 
 
 def bring_back(opened: OpenSite, name: str, to: Path, copy: str | None = None) -> None:

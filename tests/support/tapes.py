@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from nightferry.destination.base import Receipt
 from nightferry.destination.tape.library import TapeDestination
@@ -48,8 +48,8 @@ class MemoryRegister:
     def record_drive(self, drive: DriveRecord) -> None:
         self.drives.append(drive)
 
-    def live_images(self, barcode: str) -> list[str]:
-        return self.live.get(barcode, [])
+    def live_images(self, barcode: str, given_up: Collection[str] = ()) -> list[str]:
+        return [image for image in self.live.get(barcode, []) if image not in given_up]
 
 
 def read_all(tape: TapeDestination, receipt: Receipt) -> bytes:

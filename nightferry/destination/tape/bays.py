@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from nightferry.destination.tape.bay import Bay, Departure, Watcher
-from nightferry.destination.tape.changer import Address, Changer, Element, Library
+from nightferry.destination.tape.changer import Address, Changer, Element, Library, doubled
 from nightferry.destination.tape.drive import Waiting
 from nightferry.errors import BusyError, DestinationError, MediumDamaged, Unavailable
 from nightferry.progress import Cancel
@@ -55,8 +55,31 @@ class Bays:
     def changer(self) -> Changer:
         return self._library.changer
 
+    @property
+    def reserve_bytes(self) -> int:
+        """What a cartridge keeps behind early warning, at most."""
+        return max((bay.drive.reserve_bytes for bay in self._bays), default=0)
+
     def inventory(self) -> list[Element]:
         return self._library.changer.inventory()
+
+    def place_of(self, barcode: str) -> Address | None:
+        """Where a cartridge is; None: not in the library.
+
+        Raises:
+            Unavailable: several cartridges bear its barcode, and none of them is touched.
+        """
+        elements = self.inventory()
+        places = doubled(elements).get(barcode)
+        if places is not None:
+            raise Unavailable(
+                f"{len(places)} cartridges bear the barcode {barcode}, in {' and '.join(map(str, places))}: "
+                "none of them is used",
+                subject=barcode,
+                hint="look which of them is meant, and take the other one out of the library, or give it a new barcode "
+                "label",
+            )
+        return next((e.address for e in elements if e.barcode == barcode), None)
 
     def is_idle(self, number: int) -> bool:
         """Whether no thread of this process has leased the drive, and it is used at all."""
@@ -117,6 +140,15 @@ class Bays:
                 hint="look at the drives; what is owed is delivered by the next run",
                 subject=self._library.name,
             )
+
+    def are_mine(self) -> bool:
+        """Whether no other process uses a drive of the library at this moment."""
+        for bay in self._bays:
+            if bay.holder is None and not bay.aside:
+                if not self._take(bay):
+                    return False
+                self._give_back(bay)
+        return True
 
     @contextmanager
     def borrow(self) -> Iterator[Bay | None]:
@@ -243,7 +275,8 @@ class Bays:
             raise self._not_here(barcode)
 
     def _is_here(self, barcode: str) -> bool:
-        return any(e.barcode == barcode and e.address.kind != "port" for e in self.inventory())
+        place = self.place_of(barcode)
+        return place is not None and place.kind != "port"
 
     def _not_here(self, barcode: str) -> Unavailable:
         return Unavailable(
@@ -267,7 +300,7 @@ class Bays:
                 return "proved"
             if self.bring(bay, barcode, cancel):
                 return "brought"
-            place = next((e.address for e in self.inventory() if e.barcode == barcode), None)
+            place = self.place_of(barcode)
             in_drive = place is not None and place.kind == "drive"
             if place is not None and in_drive and (not self._bay_of(place) or self.is_idle(place.number)):
                 return "away"
@@ -280,18 +313,20 @@ class Bays:
             Unavailable: it is not in the library, or drive or changer do not answer.
             Cancelled: while the drive became ready.
         """
-        place = next((e for e in self.inventory() if e.barcode == barcode), None)
-        if place is None or place.address.kind == "port":
+        place = self.place_of(barcode)
+        if place is None or place.kind == "port":
             raise self._not_here(barcode)
         if self.is_stuck(barcode):
             raise Unavailable(
-                f"{barcode} does not come out of {place.address}, which was set aside", subject=barcode
+                f"{barcode} does not come out of {place}, which was set aside",
+                subject=barcode,
+                hint=f"get {barcode} out of {place} and into a slot by hand",
             )
-        if place.address == bay.address:
+        if place == bay.address:
             self._load(bay, barcode, cancel)
             return True
-        if place.address.kind == "drive":
-            other = self._bay_of(place.address)
+        if place.kind == "drive":
+            other = self._bay_of(place)
             if other is None or not self._take(other):
                 return False
             try:
@@ -301,11 +336,11 @@ class Bays:
             return self.bring(bay, barcode, cancel)
         self.put_away(bay)
         try:
-            self._library.changer.move(place.address, bay.address)
+            self._library.changer.move(place, bay.address)
         except Unavailable:
             raise
         except DestinationError:
-            if any(e.barcode == barcode and e.address == place.address for e in self.inventory()):
+            if any(e.barcode == barcode and e.address == place for e in self.inventory()):
                 raise
             return False
         self._touched.add(bay.drive.number)
@@ -351,7 +386,7 @@ class Bays:
             Unavailable: it is not in the library.
         """
         for _ in self._bays:
-            place = next((e.address for e in self.inventory() if e.barcode == barcode), None)
+            place = self.place_of(barcode)
             if place is None:
                 raise self._not_here(barcode)
             if place.kind != "drive":
@@ -392,7 +427,9 @@ class Bays:
         empty = [e.address for e in elements if e.address.kind == "slot" and not e.barcode]
         if not empty:
             raise DestinationError(
-                f"no slot is empty for {held.barcode} in {held.address}", subject=held.barcode
+                f"no slot is empty for {held.barcode} in {held.address}",
+                subject=held.barcode,
+                hint="make room: `nightferry media export BARCODE` carries a cartridge out",
             )
         return held.home if held.home in empty and held.home is not None else empty[0]
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nightferry.destination.tape.drive import LONGEST_RECORD, RECORD_BYTES, Mark, Position, TapeDrive
+from nightferry.destination.tape.drive import (
+    LONGEST_RECORD,
+    RECORD_BYTES,
+    EndOfMedium,
+    Mark,
+    Position,
+    TapeDrive,
+)
 from nightferry.destination.tape.label import Label, NotALabel, parse
 from nightferry.destination.tape.layout import Trailer, begins_a_trailer, read_trailer, records_of
 from nightferry.errors import DestinationError, MediumDamaged, WrongCartridge
@@ -13,6 +20,14 @@ from nightferry.model.records import CartridgeRecord
 
 _ALL = (1 << 31) - 1
 """More records than a tape file holds, in a count that a drive still takes."""
+
+
+def not_ours(barcode: str) -> str:
+    """What to do with a cartridge that holds something else than it should."""
+    return (
+        f"nothing was written; `nightferry media show {barcode}` says what is on it, and if nobody needs that, "
+        f"`nightferry media erase --yes {barcode}` makes it scratch"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +93,9 @@ class Cartridge:
             return None
         if isinstance(first, Mark):
             raise WrongCartridge(
-                f"{self.barcode} in {where} is not blank and has no label", subject=self.barcode
+                f"{self.barcode} in {where} is not blank and has no label",
+                subject=self.barcode,
+                hint=not_ours(self.barcode),
             )
         try:
             label = parse(first)
@@ -86,11 +103,13 @@ class Cartridge:
             raise WrongCartridge(
                 f"{self.barcode} in {where} is not blank and not ours: its first record {error}",
                 subject=self.barcode,
+                hint=not_ours(self.barcode),
             ) from None
         if label.barcode != self.barcode:
             raise WrongCartridge(
                 f"wrong cartridge in {where}: expected {self.barcode}, found {label.barcode}",
                 subject=self.barcode,
+                hint=not_ours(self.barcode),
             )
         return label
 
@@ -189,6 +208,7 @@ class Cartridge:
 
         The tape stands at its end afterwards; an open tape file there was closed by a filemark. A trailer that lacked
         only that is whole then, so it is adopted: else the filemark would make a second copy of what is written anew.
+        At the end of the medium no filemark fits any more: the cartridge is full, and counts as far as it is closed.
 
         Raises:
             MediumDamaged: fewer tape files than the catalog says, or its last trailer cannot be read.
@@ -206,5 +226,13 @@ class Cartridge:
             else:
                 adopted.append(trailer)
                 strange.pop(trailer.this.file, None)
-        full = self.drive.write_filemarks(end - self.drive.position().file)
+        closed = self.drive.position().file
+        try:
+            full = self.drive.write_filemarks(end - closed)
+        except EndOfMedium:
+            # What no filemark closes is not whole, a trailer neither; what is before it is.
+            whole = tuple(trailer for trailer in adopted if trailer.this.trailer < closed)
+            dead = tuple(file for file in strange if file < closed)
+            dead += tuple(t.this.file for t in adopted if t not in whole and t.this.file >= start)
+            return Audit(closed, whole, dead, sum(strange.values()) * RECORD_BYTES, full=True)
         return Audit(end, tuple(adopted), tuple(strange), sum(strange.values()) * RECORD_BYTES, full)

@@ -14,6 +14,9 @@ ElementKind = Literal["slot", "drive", "port"]
 UNREADABLE = "?"
 """Stands for a barcode that cannot be read, or that cannot be the name of a cartridge."""
 
+SEE_LIST = "`nightferry media list` shows what is where"
+"""The hint of a move that cannot be."""
+
 BARCODE = r"[A-Za-z0-9][A-Za-z0-9_$.+%-]{0,31}"
 
 
@@ -39,6 +42,15 @@ class Element:
     address: Address
     barcode: str = ""
     home: Address | None = None
+
+
+def doubled(elements: Sequence[Element]) -> dict[str, tuple[Address, ...]]:
+    """Barcodes that several cartridges bear, and where these are: nobody knows which of them is meant."""
+    places: dict[str, tuple[Address, ...]] = {}
+    for element in elements:
+        if element.barcode not in ("", UNREADABLE):
+            places[element.barcode] = (*places.get(element.barcode, ()), element.address)
+    return {barcode: found for barcode, found in places.items() if len(found) > 1}
 
 
 class Changer(Protocol):

@@ -5,13 +5,16 @@ Each verb is in the catalog's log before it is done: who, what and why.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Cartridge
-from nightferry.destination.tape.changer import Address, Element
+from nightferry.destination.tape.changer import UNREADABLE, Address, Element, doubled
+from nightferry.destination.tape.drive import EndOfMedium
 from nightferry.destination.tape.media import Media, MediumView
 from nightferry.destination.tape.pool import is_being_written
-from nightferry.destination.tape.stock import Stock
-from nightferry.errors import DestinationError, WriteProtected, WrongCartridge
+from nightferry.destination.tape.stock import Stock, gives_up
+from nightferry.errors import DestinationError, MediumDamaged, WriteProtected, WrongCartridge
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel
 
@@ -26,21 +29,25 @@ class Handling:
         self._media = media
         self._cancel = cancel
 
-    def require_erasable(self, barcode: str) -> MediumView:
+    def require_erasable(self, barcode: str, given_up: Collection[str] = ()) -> MediumView:
         """What is known of a cartridge that may be written over.
+
+        Args:
+            barcode: The cartridge.
+            given_up: Images whose unfinished parts on it need not be kept.
 
         Raises:
             WrongCartridge: a live copy is on it, it is a cleaning cartridge, or nobody knows it.
         """
         view = self._media.view(barcode)
         self._media.require_data(barcode)
-        live = self._stock.register.live_images(barcode)
+        live = self._stock.register.live_images(barcode, given_up)
         if live:
             more = f" and {len(live) - 3} more" if len(live) > 3 else ""
             raise WrongCartridge(
                 f"{barcode} holds copies that are not given up: {', '.join(live[:3])}{more}",
                 subject=barcode,
-                hint=f"`nightferry media retire {barcode} --reason TEXT` gives them up; nothing was written",
+                hint=gives_up(barcode),
             )
         return view
 
@@ -53,14 +60,26 @@ class Handling:
             WriteProtected: its switch is set, or it is WORM. Nothing was written.
         """
         self.require_erasable(barcode)
+        self._bays.require_here(barcode)
         with self._bays.reading(barcode, self._cancel) as bay:
             bay.cartridge = None
             if bay.drive.is_write_protected():
-                raise WriteProtected(f"{barcode} is write-protected", subject=barcode)
+                raise WriteProtected(
+                    f"{barcode} is write-protected",
+                    subject=barcode,
+                    hint=f"clear its write-protect switch: `nightferry media export {barcode}` carries it out",
+                )
             before = self._watch.record_of(barcode)
             self._watch.intend(barcode, f"to be erased by {why}")
             cartridge = Cartridge(bay.drive, barcode, unread=True)
-            self._stock.label(cartridge, self._stock.pool.name)
+            try:
+                self._stock.label(cartridge, self._stock.pool.name)
+            except EndOfMedium as error:
+                raise MediumDamaged(
+                    f"{barcode} cannot be written from its beginning: {error}",
+                    subject=barcode,
+                    hint=f"take it out of use: `nightferry media retire {barcode} --reason TEXT`",
+                ) from error
             if before is not None and before.state == "retired":
                 self._stock.keep(cartridge, cartridge.entry, state="retired", note=before.note)
             bay.cartridge = cartridge
@@ -87,7 +106,7 @@ class Handling:
             barcode=barcode,
             destination=self._watch.destination,
             pool="",
-            state="cleaning" if self._stock.pool.cleans(barcode) else "foreign",
+            state="cleaning" if self._stock.pool.cleans(barcode) else "unknown",
             at=self._watch.now(),
         )
 
@@ -145,7 +164,13 @@ class Handling:
         free = [e.address for e in ports if not e.barcode]
         if free:
             return free[0]
-        held = ", ".join(f"{e.address} holds {e.barcode}" for e in ports) or "there is none"
+        if not ports:
+            raise DestinationError(
+                f"the library has no import/export port for {barcode}",
+                subject=barcode,
+                hint="take it out by the library's door; `nightferry media list` shows it as not in the library then",
+            )
+        held = ", ".join(f"{e.address} holds {e.barcode}" for e in ports)
         raise DestinationError(
             f"no import/export port is free for {barcode}: {held}",
             subject=barcode,
@@ -162,11 +187,14 @@ class Handling:
         one that somebody put straight into a slot.
 
         Raises:
-            DestinationError: no slot is empty; what was taken in before stays in.
+            DestinationError: no slot is empty, or what lies in a port has a barcode that cannot be read, or that
+                another cartridge bears; everything else was taken in.
         """
         taken = []
-        for element in self._bays.inventory():
-            if element.address.kind == "port" and element.barcode not in ("", "?"):
+        elements = self._bays.inventory()
+        twice = doubled(elements)
+        for element in elements:
+            if element.address.kind == "port" and element.barcode not in ("", UNREADABLE, *twice):
                 self._watch.intend(element.barcode, f"to be imported by {why}")
                 self._carry_in(element)
                 self._back(element.barcode, why)
@@ -176,6 +204,17 @@ class Handling:
             if element.address.kind != "port" and record is not None and record.state == "offsite":
                 self._back(element.barcode, why)
                 taken.append(element.barcode)
+        for element in elements:
+            if element.address.kind == "port" and element.barcode in (UNREADABLE, *twice):
+                also = "cannot be read"
+                if element.barcode in twice:
+                    others = [str(place) for place in twice[element.barcode] if place != element.address]
+                    also = f"{element.barcode} is that of the cartridge in {' and '.join(others)}, too"
+                raise DestinationError(
+                    f"the cartridge in {element.address} is not taken in: its barcode {also}",
+                    subject=str(element.address),
+                    hint="take it out of the port and give it a readable barcode of its own",
+                )
         return [self._media.view(barcode) for barcode in taken]
 
     def _carry_in(self, element: Element) -> None:
@@ -187,7 +226,7 @@ class Handling:
         if record is None:
             return
         if record.state == "offsite":
-            state = record.resumes or "full"
+            state = record.resumes or ("full" if record.label else "unknown")
             self._watch.change(record, state=state, resumes=None, note=f"imported by {why}"[:500])
         else:
             self._watch.change(record)

@@ -11,6 +11,8 @@ from nightferry.errors import ConfigError
 
 _MAGIC = "NIGHTFERRY TAPE LABEL "
 _VERSION = 1
+LABEL_BYTES = 4096
+"""What a label takes at most."""
 _FIELDS = {
     "barcode": r"[A-Za-z0-9_$./+%-]{1,32}",
     "pool": r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
@@ -79,7 +81,7 @@ def parse(record: bytes) -> Label:
     Raises:
         NotALabel: saying what is not as it must be.
     """
-    head, found, _ = record[:4096].partition(b"\n\n")
+    head, found, _ = record[:LABEL_BYTES].partition(b"\n\n")
     try:
         lines = head.decode("ascii").split("\n")
     except UnicodeDecodeError:

@@ -19,23 +19,23 @@ from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.care import Care
-from nightferry.destination.tape.changer import Library
+from nightferry.destination.tape.changer import Library, doubled
 from nightferry.destination.tape.feed import BUFFER_BYTES
 from nightferry.destination.tape.handling import Handling
-from nightferry.destination.tape.layout import Location, Trailer, parse_location
+from nightferry.destination.tape.history import History, chain, is_part_of
+from nightferry.destination.tape.layout import Location, Part, parse_location
 from nightferry.destination.tape.media import CartridgeView, Media, MediumView
 from nightferry.destination.tape.pool import Pool, is_being_written
 from nightferry.destination.tape.stock import Stock
 from nightferry.destination.tape.tries import Tries
 from nightferry.destination.tape.watch import Watch
-from nightferry.destination.tape.writer import Bytes, ImageWriter
+from nightferry.destination.tape.writer import Bytes, ImageWriter, need_of
 from nightferry.errors import (
     DestinationError,
     MediumDamaged,
     NightferryError,
     Unavailable,
     WriteProtected,
-    WrongCartridge,
 )
 from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord
@@ -43,6 +43,8 @@ from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.base import ByteReader
 
 log = logging.getLogger(__name__)
+_LOOKS = 2
+"""How often a run tries to look at a cartridge that a stopped process was writing."""
 
 
 class TapeLane:
@@ -64,37 +66,50 @@ class TapeLane:
         self._lease.close()
 
     def put(self, outgoing: Outgoing, epoch: int, *, progress: Progress, cancel: Cancel) -> Receipt:
-        wait_s = self._destination.pool.wait_for_media_s
+        """See ``Lane.put``. What this epoch has written in whole parts before is gone on behind."""
+        destination = self._destination
+        reserved: str | None = None
         while True:
-            found = self._destination.find(outgoing.image, epoch)
-            if found is not None:
-                return found
             try:
-                return self.write(outgoing, epoch, "image", progress=progress, cancel=cancel, wait_s=wait_s)
+                if reserved is None:
+                    reserved = destination.begin(self.bay, outgoing, epoch, progress, cancel)
+                found = destination.find(outgoing.image, epoch)
+                if found is not None:
+                    return found
+                behind = destination.whole_parts(outgoing, epoch)
+                if behind:
+                    last = behind[-1].barcode
+                    progress.say(
+                        f"{outgoing.image} goes on behind part {len(behind)}, on {last}", destination.name
+                    )
+                wait_s = destination.pool.wait_for_media_s
+                return destination.write(
+                    self.bay,
+                    outgoing,
+                    epoch,
+                    "image",
+                    progress,
+                    cancel,
+                    wait_s,
+                    behind=behind,
+                    wanted=reserved,
+                )
             except DestinationError as error:
                 if not self.bay.drive.raised(error):
                     raise
                 self._go_on_elsewhere(outgoing.image, error)
+                reserved = None
 
-    def write(
-        self,
-        outgoing: Outgoing,
-        epoch: int,
-        kind: Literal["image", "catalog"],
-        *,
-        progress: Progress,
-        cancel: Cancel,
-        wait_s: float,
-    ) -> Receipt:
-        """Writes without looking for an earlier copy."""
-        return self._destination.write(self.bay, outgoing, epoch, kind, progress, cancel, wait_s)
+    def put_catalog(self, outgoing: Outgoing) -> None:
+        """Writes a copy of the catalog, which is never looked for, on what there is."""
+        self._destination.write(self.bay, outgoing, 1, "catalog", self._progress, self._cancel, 0)
 
     def _go_on_elsewhere(self, image: str, error: DestinationError) -> None:
         """A cartridge that cannot be written to is left for another; a drive that failed, or spoils one cartridge
         after the other, is set aside."""
         bay, destination = self.bay, self._destination
         if isinstance(error, MediumDamaged | WriteProtected) and len(bay.spoiled) < 2:
-            self._progress.say(f"{error}: {image} begins anew on another cartridge", destination.name)
+            self._progress.say(f"{error}: {image} goes on on another cartridge", destination.name)
             return
         self._progress.say(f"{bay.name} failed and is set aside: {error}", destination.name)
         destination.bays.set_aside(bay, error)
@@ -104,7 +119,7 @@ class TapeLane:
             self.bay = self._take()
         except DestinationError as none_left:
             raise none_left from error
-        self._progress.say(f"{image} begins anew in {self.name}", destination.name)
+        self._progress.say(f"{image} goes on in {self.name}", destination.name)
 
     def _take(self) -> Bay:
         """Leases a drive that is clean; one that fails at that is set aside."""
@@ -171,7 +186,13 @@ class TapeDestination:
         """Cartridges on which a write of this process failed, for the next look."""
         self._unknown: dict[tuple[str, int], str] = {}
         """Copies that may be whole on the cartridge named, which has not been looked at yet."""
-        self._known: set[str] = set()
+        self._unseen: dict[str, int] = {}
+        """Cartridges that could not be looked at after a failure, and how often that was tried."""
+        self._history = History(self.bays, self._watch, self._cancel)
+        self._written: dict[tuple[str, int], tuple[Part, ...]] = {}
+        """Whole parts of copies that this process began and did not finish."""
+        self._untouched: set[tuple[str, int]] = set()
+        """Copies that were asked for, and of which nothing was written yet."""
         self._whole: dict[tuple[str, int], Receipt] = {}
 
     @property
@@ -218,20 +239,35 @@ class TapeDestination:
         progress: Progress,
         cancel: Cancel,
         wait_s: float,
+        *,
+        behind: tuple[Part, ...] = (),
+        wanted: str = "",
     ) -> Receipt:
-        """Writes an image through a leased bay; after a failure the cartridge is looked at afresh before it
-        is used."""
+        """Writes an image through a leased bay, behind the parts that are proven; after a failure the cartridge is
+        looked at afresh before it is used."""
         self.media.forget()
         writer = ImageWriter(
-            self._stock, bay, self._clock, outgoing, epoch, kind, progress, cancel, wait_s, self._buffer_bytes
+            self._stock,
+            bay,
+            self._clock,
+            outgoing,
+            epoch,
+            kind,
+            progress,
+            cancel,
+            wait_s,
+            self._buffer_bytes,
+            behind,
+            wanted,
         )
+        self._untouched.discard((outgoing.image, epoch))
         bay.writing = True
         try:
             location = writer.write()
         except BaseException as error:
             self._failed(bay, error, (outgoing.image, epoch) if writer.committing else None)
-            if not writer.committing:
-                self._stock.give_up(writer.parts, outgoing.image)
+            if kind == "image":
+                self._written[outgoing.image, epoch] = writer.parts
             raise
         finally:
             bay.writing = False
@@ -266,44 +302,99 @@ class TapeDestination:
                 self._watch.acquit(barcode, f"{bay.name} could not write it, nor others")
         bay.spoiled.clear()
 
+    def begin(self, bay: Bay, outgoing: Outgoing, epoch: int, progress: Progress, cancel: Cancel) -> str:
+        """Reserves the cartridge that an image is to begin on, before anything is mounted for it; an empty pool costs
+        no mounts. Empty: it is known to be whole already.
+
+        Raises:
+            NoScratch, Cancelled: see ``Stock.claim``.
+        """
+        if self._known(outgoing.image, epoch) is not None:
+            return ""
+        if (outgoing.image, epoch) not in self._written:
+            self._untouched.add((outgoing.image, epoch))
+        need = need_of(outgoing, 0, progress, cancel, self.pool.wait_for_media_s)
+        return self._stock.reserve(bay, need)
+
     def find(self, image: str, epoch: int) -> Receipt | None:
-        self._recover(self._cancel)
-        known = self._whole.get((image, epoch))
-        if known is not None:
+        known = self._known(image, epoch)
+        if known is not None or (image, epoch) in self._written:
             return known
-        barcode = self._unknown.get((image, epoch))
-        if barcode is not None and barcode in (self._open or ()):
-            raise Unavailable(
-                f"whether {image} is whole on {barcode} is not known before {barcode} can be looked at",
-                subject=image,
-                hint=f"get {barcode} out of the drive and into a slot",
-            )
-        trailer = self._stock.adopted.get((image, epoch))
-        if trailer is None and image in self._known:
-            trailer = self._look_back(image, epoch)
+        trailer = self._history.of(image).final(epoch)
         if trailer is None or trailer.location is None:
             return None
         receipt = self._whole[image, epoch] = _receipt(trailer.location)
         return receipt
 
+    def _known(self, image: str, epoch: int) -> Receipt | None:
+        """A whole copy, as far as that is known without mounting what the catalog names.
+
+        Raises:
+            Unavailable: this process may have made it whole, and the cartridge cannot be looked at.
+        """
+        self._recover(self._cancel)
+        known = self._whole.get((image, epoch))
+        if known is not None:
+            return known
+        barcode = self._unknown.get((image, epoch))
+        if barcode is not None and (barcode in (self._open or ()) or barcode in self._unseen):
+            raise Unavailable(
+                f"whether {image} is whole on {barcode} is not known before {barcode} can be looked at",
+                subject=image,
+                hint=f"get {barcode} out of the drive and into a slot; the next run looks at it",
+            )
+        trailer = self._stock.adopted.get((image, epoch))
+        if trailer is None or trailer.location is None:
+            return None
+        receipt = self._whole[image, epoch] = _receipt(trailer.location)
+        return receipt
+
+    def unfinished(self, image: str, epoch: int, before: Mapping[str, Any]) -> dict[str, Any] | None:
+        """See ``Continues.unfinished``."""
+        if (image, epoch) in self._untouched:
+            return dict(before)
+        self._recover(self._cancel)
+        parts = self._written.get((image, epoch))
+        if parts is None:
+            # Who was killed leaves no word; as long as others are at work it may be one of them.
+            if not self.bays.are_mine() or self._open or self._unseen:
+                return None
+            found = self._history.of(image)
+            if not found.complete or found.final(epoch) is not None:
+                return None
+            parts = chain(found.met, lambda met: met.trailer.epoch == epoch and met.trailer.kind == "image")
+        elif self._unknown.get((image, epoch)) in {*(self._open or ()), *self._unseen, None} - {None}:
+            return None
+        return {"parts": [part.model_dump(mode="json") for part in parts]} if parts else {}
+
+    def whole_parts(self, outgoing: Outgoing, epoch: int) -> tuple[Part, ...]:
+        """The parts that an epoch of an image can go on behind: this process wrote them, or they were read back."""
+        known = self._written.get((outgoing.image, epoch))
+        if known is not None:
+            return known
+        chunks = memoryview(outgoing.side_files["chunks"])
+        met = self._history.of(outgoing.image).met
+        return chain(met, lambda each: is_part_of(each, epoch, outgoing.digest, chunks))
+
     def _recover(self, cancel: Cancel) -> None:
         """Looks at the cartridges that a stopped process was writing.
 
         This comes before the first lane is given out, so that nothing is written again that is whole
-        already. What another process has at that time is looked at when it can be had.
+        already. What another process has at that time is looked at when it can be had; one that cannot be looked at
+        stops nobody: it is looked at before it is written to, and what it may hold is not relied on.
         """
         while not self._recovery.acquire(timeout=0.1):
             cancel.check()
         try:
             if self._open is None:
                 records = self._watch.records()
-                here = {e.barcode for e in self.bays.inventory() if e.address.kind != "port"}
+                elements = self.bays.inventory()
+                here = {e.barcode for e in elements if e.address.kind != "port"} - doubled(elements).keys()
                 left_open = {b for b, record in records.items() if b in here and is_being_written(record)}
                 if left_open and self.bays.mine() is None:
                     with self.bays.lease(_holding(min(left_open)), cancel) as bay:
                         left_open -= self._examine(bay, left_open, cancel)
                 self._open = left_open
-                self._known |= {image for record in self._watch.records().values() for image in record.images}
             while self._doubtful:
                 self._open.add(self._doubtful.popleft())
             if self._open:
@@ -315,29 +406,24 @@ class TapeDestination:
             self._recovery.release()
 
     def _examine(self, bay: Bay, barcodes: set[str], cancel: Cancel) -> set[str]:
-        """The cartridges among ``barcodes`` of which nothing is unknown any more."""
-        examined = {barcode for barcode in sorted(barcodes) if self._stock.recover(bay, barcode, cancel)}
-        for barcode in examined:
-            record = self._watch.record_of(barcode)
-            self._known.update(record.images if record is not None else ())
-        return examined
-
-    def _look_back(self, image: str, epoch: int) -> Trailer | None:
-        """Looks for an image on the cartridges that the catalog names, newest tape file first."""
-        for barcode, record in self._watch.records().items():
-            if image not in record.images or not record.last_trailer:
+        """The cartridges among ``barcodes`` of which nothing is unknown any more, or that cannot be looked at."""
+        done: set[str] = set()
+        for barcode in sorted(barcodes):
+            try:
+                looked_at = self._stock.recover(bay, barcode, cancel)
+            except DestinationError as error:
+                self._watch.say(f"{barcode} cannot be looked at: {error}")
+                self._unseen[barcode] = self._unseen.get(barcode, 0) + 1
+                if self._unseen[barcode] >= _LOOKS:
+                    done.add(barcode)
+                if bay.drive.raised(error):
+                    self.bays.set_aside(bay, error)
+                    break
                 continue
-            self.bays.require_here(barcode)
-            with self.bays.reading(barcode, self._cancel) as bay:
-                try:
-                    cartridge = reading.mounted(self.bays, bay, barcode, record.label, self._cancel)
-                    for trailer, _ in cartridge.newest_first(record.last_trailer):
-                        if (trailer.image, trailer.epoch, trailer.final) == (image, epoch, True):
-                            return trailer
-                except (MediumDamaged, WrongCartridge):
-                    # A copy that cannot be found on its cartridge is none; the next put writes another.
-                    bay.forget()
-        return None
+            if looked_at:
+                self._unseen.pop(barcode, None)
+                done.add(barcode)
+        return done
 
     @contextmanager
     def open(self, location: Mapping[str, Any]) -> Iterator[ByteReader]:
@@ -403,7 +489,7 @@ class TapeDestination:
             self.write(mine, outgoing, 1, "catalog", QUIET, self._cancel, 0)
             return
         with self.lane(progress=QUIET, cancel=self._cancel) as lane:
-            lane.write(outgoing, 1, "catalog", progress=QUIET, cancel=self._cancel, wait_s=0)
+            lane.put_catalog(outgoing)
 
     def catalog_copies(self) -> list[str]:
         return sorted(self.media.catalogs(), reverse=True)

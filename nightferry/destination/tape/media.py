@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from nightferry.clock import Clock
 from nightferry.destination.base import Found
 from nightferry.destination.ours import MARKER, parse_marker
 from nightferry.destination.tape.bays import Bays
-from nightferry.destination.tape.cartridge import Cartridge
+from nightferry.destination.tape.cartridge import Cartridge, not_ours
+from nightferry.destination.tape.changer import Address, doubled
 from nightferry.destination.tape.label import Label
 from nightferry.destination.tape.layout import Trailer
 from nightferry.destination.tape.stock import Stock
@@ -96,12 +97,20 @@ class Media:
     def inventory(self) -> list[MediumView]:
         """Every cartridge of the library and of the catalog, by place, those elsewhere last."""
         records = self._stock.watch.records()
+        elements = [element for element in self._bays.inventory() if element.barcode]
+        twice = doubled(elements)
         views = [
-            self._view(element.barcode, str(element.address), records.pop(element.barcode, None))
-            for element in self._bays.inventory()
-            if element.barcode
+            self._view(element.barcode, str(element.address), records.get(element.barcode))
+            for element in elements
         ]
-        return views + [self._view(barcode, "", record) for barcode, record in sorted(records.items())]
+        views = [
+            replace(view, note="; ".join(filter(None, [_same(twice[view.barcode]), view.note])))
+            if view.barcode in twice
+            else view
+            for view in views
+        ]
+        elsewhere = sorted(records.keys() - {element.barcode for element in elements})
+        return views + [self._view(barcode, "", records[barcode]) for barcode in elsewhere]
 
     def _view(self, barcode: str, element: str, record: CartridgeRecord | None) -> MediumView:
         if record is None:
@@ -126,12 +135,16 @@ class Media:
     def view(self, barcode: str) -> MediumView:
         """Raises:
         WrongCartridge: neither library nor catalog know it.
+        Unavailable: several cartridges bear its barcode.
         """
+        self._bays.place_of(barcode)
         for view in self.inventory():
             if view.barcode == barcode:
                 return view
         raise WrongCartridge(
-            f"neither the library nor the catalog know a cartridge {barcode}", subject=barcode
+            f"neither the library nor the catalog know a cartridge {barcode}",
+            subject=barcode,
+            hint="`nightferry media list` shows what there is",
         )
 
     def show(self, barcode: str) -> CartridgeView:
@@ -139,6 +152,7 @@ class Media:
         view = self.view(barcode)
         if self._stock.pool.cleans(barcode):
             return CartridgeView(view, None, problem="it is a cleaning cartridge")
+        self._bays.require_here(barcode)
         with self._bays.reading(barcode, self._cancel) as bay:
             try:
                 cartridge = Cartridge(bay.drive, barcode)
@@ -150,17 +164,20 @@ class Media:
         return CartridgeView(view, cartridge.label, files)
 
     def label(self, barcode: str, pool: str) -> MediumView:
-        """Labels a truly blank cartridge for a pool.
+        """Labels a truly blank cartridge for a pool, or one that was retired and erased since: it is in use again.
 
         Raises:
             WrongCartridge: it is not blank, or the catalog knows images on it. Nothing was written.
         """
         self.require_data(barcode)
+        self._bays.require_here(barcode)
         record = self._stock.watch.record_of(barcode)
-        if record is not None and record.tape_files:
+        erased = record is not None and record.state == "retired" and not record.images
+        if record is not None and record.tape_files and not erased:
             raise WrongCartridge(
                 f"{barcode} is labelled for pool {record.pool} already",
-                hint="nothing was written; only a blank cartridge is labelled",
+                hint=f"nothing was written; `nightferry media erase {barcode}` labels it again for pool "
+                f"{self._stock.pool.name} once nothing on it is needed",
                 subject=barcode,
             )
         with self._bays.reading(barcode, self._cancel) as bay:
@@ -171,6 +188,7 @@ class Media:
                 raise WrongCartridge(
                     f"{barcode} is labelled for pool {cartridge.label.pool} ({cartridge.label.label})",
                     subject=barcode,
+                    hint=not_ours(barcode),
                 )
             self._stock.label(cartridge, pool)
         return self.view(barcode)
@@ -181,7 +199,9 @@ class Media:
         """
         if self._stock.pool.cleans(barcode):
             raise WrongCartridge(
-                f"{barcode} is a cleaning cartridge", subject=barcode, hint="nothing is ever written to one"
+                f"{barcode} is a cleaning cartridge",
+                subject=barcode,
+                hint="nothing is ever written to one; `pool.cleaning` in the site file says which they are",
             )
 
     def scan(self) -> Iterator[Found]:
@@ -266,14 +286,26 @@ class Media:
         views = self.inventory()
         pool = self._stock.pool
         here = [v for v in views if v.element and pool.holds(v.barcode)]
+        twice = doubled(self._bays.inventory())
+        for barcode, places in twice.items():
+            findings.append(
+                Finding(
+                    "NF-TAPE-004",
+                    "warn",
+                    f"{_same(places)} ({barcode} of {self._stock.destination}); none of them is used",
+                    "look which of them is meant, and take the other one out or give it a new barcode label",
+                )
+            )
         records: dict[str, CartridgeRecord] = self._stock.watch.records()
-        if not pool.in_order((v.barcode for v in here), records):
+        if not pool.in_order((v.barcode for v in here if v.barcode not in twice), records):
             findings.append(
                 Finding(
                     "NF-TAPE-002",
                     "fail",
                     f"pool {pool.name} of {self._stock.destination} has no cartridge that may be written",
-                    "put blank cartridges into the library, or label some with `nightferry media label`",
+                    "put blank cartridges into the library"
+                    + (" and label them with `nightferry media label`" if pool.autolabel == "never" else "")
+                    + "; `nightferry media list` shows what is there, `nightferry media erase` makes scratch of it",
                 )
             )
         for view in here:
@@ -283,10 +315,15 @@ class Media:
                         "NF-TAPE-003",
                         "warn",
                         f"{view.barcode} in {view.element} is not ours and not written to: {view.note}",
-                        "take it out of the library, or out of the pool's barcodes",
+                        f"take it out of the library, or out of the pool's barcodes; if nobody needs what is on it, "
+                        f"`nightferry media erase --yes {view.barcode}` makes it scratch",
                     )
                 )
         return findings
+
+
+def _same(places: tuple[Address, ...]) -> str:
+    return f"the cartridges in {' and '.join(map(str, places))} bear one barcode"
 
 
 def _record(

@@ -56,7 +56,7 @@ class Pool:
             record = records.get(barcode)
             if not self.holds(barcode) or (record is not None and record.pool not in ("", self.name)):
                 continue
-            if record is None or record.state == "blank":
+            if record is None or record.state in ("blank", "unknown"):
                 if self.autolabel == "blank":
                     ranked.append((1, 0, barcode))
             elif record.state == "appendable":

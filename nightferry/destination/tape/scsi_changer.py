@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.tape.changer import BARCODE, UNREADABLE, Address, Element, ElementKind
+from nightferry.destination.tape.changer import BARCODE, SEE_LIST, UNREADABLE, Address, Element, ElementKind
 from nightferry.destination.tape.drive import TapeDrive
 from nightferry.destination.tape.scsi_device import Device, Refused
 from nightferry.errors import DestinationError, PositionLost
@@ -82,12 +82,16 @@ class ScsiChanger:
 
     def move(self, source: Address, target: Address) -> None:
         if any(Address("drive", d.number) == source and d.is_loaded() for d in self._drives):
-            raise DestinationError(f"{source} has not been unloaded", subject=str(source))
+            raise DestinationError(
+                f"{source} has not been unloaded", subject=str(source), hint="wait for the run to end"
+            )
         with self._turn:
             found = self._look()
             for address in (source, target):
                 if address not in found:
-                    raise DestinationError(f"there is no {address} in the library", subject=str(address))
+                    raise DestinationError(
+                        f"there is no {address} in the library", subject=str(address), hint=SEE_LIST
+                    )
             try:
                 self._move(found[source], found[target])
             except Refused as refused:
@@ -95,6 +99,7 @@ class ScsiChanger:
                 raise DestinationError(
                     f"{source} to {target}: {reason.format(source=source, target=target)}",
                     subject=str(source),
+                    hint=SEE_LIST,
                 ) from refused
 
     def _move(self, source: ElementStatus, target: ElementStatus) -> None:

@@ -5,22 +5,31 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from nightferry.clock import Clock
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
-from nightferry.destination.tape.cartridge import Audit, Cartridge
-from nightferry.destination.tape.label import Label, new_label
-from nightferry.destination.tape.layout import Part, Trailer
+from nightferry.destination.tape.cartridge import Audit, Cartridge, not_ours
+from nightferry.destination.tape.changer import doubled
+from nightferry.destination.tape.drive import RECORD_BYTES, EndOfMedium
+from nightferry.destination.tape.label import LABEL_BYTES, Label, new_label
+from nightferry.destination.tape.layout import Trailer
 from nightferry.destination.tape.pool import WRITING, Pool, is_being_written, settled
 from nightferry.destination.tape.readback import look_again
+from nightferry.destination.tape.shortage import Need, Shortage
 from nightferry.destination.tape.watch import Watch
-from nightferry.errors import MediumDamaged, NoScratch, PositionLost, WriteProtected, WrongCartridge
+from nightferry.errors import (
+    MediumDamaged,
+    NoScratch,
+    PositionLost,
+    Unavailable,
+    WriteProtected,
+    WrongCartridge,
+)
 from nightferry.model.records import CartridgeRecord, CartridgeState
-from nightferry.progress import Cancel, Progress
+from nightferry.progress import Cancel
 from nightferry.units import counted, format_size
 
 _log = logging.getLogger(__name__)
@@ -29,23 +38,12 @@ _CANCEL_S = 0.5
 _SAY_EVERY_S = 300.0
 
 
-@dataclass(slots=True)
-class Need:
-    """What a lane asks a cartridge for: so many bytes; whom to tell, what stops it, how long it waits.
-
-    ``besides`` is the cartridge at hand, when the next one is asked for. A need is used up by one
-    cartridge: ``began`` and ``said`` are when the wait began and was last spoken of, ``taken`` the
-    cartridges that others had.
-    """
-
-    bytes_left: int
-    progress: Progress
-    cancel: Cancel
-    wait_s: float
-    besides: str = ""
-    began: float | None = None
-    said: float | None = None
-    taken: set[str] = field(default_factory=set)
+def gives_up(barcode: str) -> str:
+    """How a cartridge that copies live on becomes scratch."""
+    return (
+        f"nothing was written; `nightferry media retire {barcode} --reason TEXT` gives the copies up, then "
+        f"`nightferry media erase --yes {barcode}` writes over it"
+    )
 
 
 class Stock:
@@ -75,10 +73,13 @@ class Stock:
         self.register = watch.register
         self.pages = pages
         self._bays = bays
-        self._cartridge_bytes = cartridge_bytes
         self._clock = clock
+        besides = bays.reserve_bytes + RECORD_BYTES + LABEL_BYTES + sum(map(len, pages.values()))
+        self._shortage = Shortage(max(cartridge_bytes - besides, cartridge_bytes // 2))
         self._lock = threading.Lock()
         self._claims: dict[str, Bay] = {}
+        self._failed: dict[str, Bay] = {}
+        """Cartridges at which a drive failed, until another has tried."""
         self._refused: set[str] = set()
         """Write-protected cartridges: not asked for again before they were out of the library."""
         self.adopted: dict[tuple[str, int], Trailer] = {}
@@ -142,53 +143,78 @@ class Stock:
             with self._lock:
                 self._claims.pop(barcode, None)
 
+    def reserve(self, bay: Bay, need: Need) -> str:
+        """The cartridge that an image begins on, from now on kept for ``bay``: the one in it, else the next one of
+        the pool; nothing is mounted for that.
+
+        Raises:
+            NoScratch, Cancelled: see ``claim``.
+        """
+        if bay.is_astray():
+            bay.forget()
+        here = bay.cartridge
+        if here is not None and here.is_appendable and self._claim(here.barcode, bay):
+            return here.barcode
+        return self.claim(bay, need)
+
     def claim(self, bay: Bay, need: Need) -> str:
         """The next cartridge of the pool, from now on kept for ``bay``; waits for media.
 
         Raises:
-            NoScratch: none came in time; says how many are missing.
+            NoScratch: none came in time; says how many are missing, here and for all that waits.
             Cancelled: stopped while waiting.
         """
-        if need.began is None:
-            need.began = self._clock.monotonic()
-        missing = max(1, -(-need.bytes_left // self._cartridge_bytes))
         while True:
             barcode = self._claim_best(bay, need.taken | {need.besides})
             if barcode is not None:
+                self._shortage.found(bay.drive.number, need.image)
                 return barcode
             need.taken.clear()
-            waited = self._clock.monotonic() - need.began
+            waited = self._shortage.lacks(bay.drive.number, need, self._clock.monotonic())
             if waited >= need.wait_s:
-                left = format_size(need.bytes_left)
-                raise NoScratch(
-                    f"no scratch cartridge in pool {self.pool.name}: {missing} missing for {left}",
-                    subject=self.destination,
-                    hint=f"put {counted(missing, 'blank cartridge')} of pool {self.pool.name} into the library",
-                )
+                raise self._no_scratch(need)
             if need.said is None or waited - need.said >= _SAY_EVERY_S:
                 need.said = waited
-                need.progress.say(
-                    f"waiting for {counted(missing, 'scratch cartridge')} in pool {self.pool.name}",
-                    self.destination,
-                )
+                missing = counted(self._shortage.all_cartridges()[0], "scratch cartridge")
+                need.progress.say(f"waiting for {missing} in pool {self.pool.name}", self.destination)
             for _ in range(int(_POLL_S / _CANCEL_S)):
                 need.cancel.check()
                 self._clock.sleep(_CANCEL_S)
+
+    def _no_scratch(self, need: Need) -> NoScratch:
+        missing = self._shortage.cartridges(need.bytes_left)
+        in_all, images = self._shortage.all_cartridges()
+        text = f"no scratch cartridge in pool {self.pool.name}: {missing} missing for {format_size(need.bytes_left)}"
+        if images > 1:
+            text += f", {in_all} for all {images} images that wait"
+        patterns = " or ".join(self.pool.barcodes)
+        hint = f"put {counted(max(missing, in_all), 'blank cartridge')} of pool {self.pool.name} into the library"
+        if self.pool.barcodes != ("*",):
+            hint += f" (barcodes {patterns})"
+        if self.pool.autolabel == "never":
+            hint += " and label each with `nightferry media label BARCODE`"
+        return NoScratch(
+            text, subject=self.destination, hint=f"{hint}; the next run goes on where this one stopped"
+        )
 
     def _claim(self, barcode: str, bay: Bay) -> bool:
         with self._lock:
             return self._claims.setdefault(barcode, bay) is bay
 
     def _claim_best(self, bay: Bay, taken: set[str]) -> str | None:
-        elements = [e for e in self._bays.inventory() if e.address.kind != "port"]
+        elements = self._bays.inventory()
+        # A port's cartridge counts too: nobody knows which of two that bear one barcode is meant.
+        taken = taken | doubled(elements).keys()
+        elements = [e for e in elements if e.address.kind != "port"]
         self._refused &= {e.barcode for e in elements}
-        taken = taken | self._refused
+        taken |= self._refused
         ordered = self.pool.in_order(
             (e.barcode for e in elements if e.barcode and e.barcode not in taken), self.watch.records()
         )
         inside = {e.barcode for e in elements if e.address == bay.address}
         elsewhere = {e.barcode: e.address.number for e in elements if e.address.kind == "drive"}
-        ordered.sort(key=lambda barcode: barcode not in inside)
+        # What this drive failed at is for another one to judge.
+        ordered.sort(key=lambda barcode: (self._failed.get(barcode) is bay, barcode not in inside))
         for barcode in ordered:
             if barcode in elsewhere and barcode not in inside and not self._bays.is_idle(elsewhere[barcode]):
                 continue
@@ -199,22 +225,11 @@ class Stock:
     def _prepare(self, bay: Bay, barcode: str, need: Need) -> Cartridge | None:
         """The claimed cartridge ready to be appended to; None when it is not to be written, which is then
         recorded."""
-        record = self.watch.record_of(barcode)
         try:
-            if not self._bays.bring(bay, barcode, need.cancel):
-                return None
+            with self._judged(bay, barcode):
+                return self._made_ready(bay, barcode, need)
+        except (WrongCartridge, MediumDamaged, WriteProtected, EndOfMedium) as error:
             record = self.watch.record_of(barcode)
-            cartridge = Cartridge(bay.drive, barcode)
-            self._check(cartridge, record)
-            if bay.drive.is_write_protected():
-                self._refused.add(barcode)
-                need.progress.say(f"{barcode} is write-protected; it is not written to", self.destination)
-                return None
-            if record is None or self._is_scratch(cartridge, record):
-                self.label(cartridge, self.pool.name)
-            else:
-                self.audit(cartridge, record)
-        except (WrongCartridge, MediumDamaged, WriteProtected) as error:
             # Its switch was looked at: what refuses to be labelled anew is written once.
             worm = isinstance(error, WriteProtected) and record is not None and record.state == "expired"
             if bay.drive.raised(error) and not worm:
@@ -225,7 +240,52 @@ class Stock:
             self._set_aside(barcode, record, "foreign" if foreign else "full", str(error), worm=worm)
             need.progress.say(f"{error}; it is not written to", self.destination)
             _log.warning("cartridge %s is not written to: %s", barcode, error)
+            if isinstance(error, EndOfMedium):
+                bay.forget()
             return None
+
+    @contextmanager
+    def _judged(self, bay: Bay, barcode: str) -> Iterator[None]:
+        """A drive that fails at a cartridge is tried with another; a cartridge at which two drives fail is to blame
+        itself, and no night stands still on it.
+
+        Raises:
+            MediumDamaged: another drive had failed at the cartridge before.
+        """
+        try:
+            yield
+        except (Unavailable, PositionLost) as error:
+            first = self._failed.setdefault(barcode, bay)
+            if first is bay or not bay.drive.raised(error):
+                raise
+            del self._failed[barcode]
+            if first.aside:
+                self._bays.take_back(first, f"{bay.name} cannot use {barcode} either")
+            bay.forget()
+            raise MediumDamaged(
+                f"neither {first.name} nor {bay.name} can use {barcode}: {error}", subject=barcode
+            ) from error
+        self._failed.pop(barcode, None)
+
+    def _made_ready(self, bay: Bay, barcode: str, need: Need) -> Cartridge | None:
+        """See ``_prepare``.
+
+        Raises:
+            WrongCartridge, MediumDamaged, WriteProtected, EndOfMedium: it is not to be written any more.
+        """
+        if not self._bays.bring(bay, barcode, need.cancel):
+            return None
+        record = self.watch.record_of(barcode)
+        cartridge = Cartridge(bay.drive, barcode)
+        self._check(cartridge, record)
+        if bay.drive.is_write_protected():
+            self._refused.add(barcode)
+            need.progress.say(f"{barcode} is write-protected; it is not written to", self.destination)
+            return None
+        if record is None or self._is_scratch(cartridge, record):
+            self.label(cartridge, self.pool.name)
+        else:
+            self.audit(cartridge, record)
         bay.cartridge = cartridge
         return cartridge if cartridge.is_appendable else None
 
@@ -241,19 +301,27 @@ class Stock:
                 raise WrongCartridge(
                     f"{barcode} is blank, the catalog knows {record.tape_files} tape files on it",
                     subject=barcode,
+                    hint=f"find the cartridge that bore this barcode, or `nightferry media retire {barcode} "
+                    "--reason TEXT`, which gives the copies up; then `nightferry media erase` makes this one scratch",
                 )
             return
         if record is None or not record.label:
             raise WrongCartridge(
-                f"{barcode} has the label {label.label}, which the catalog does not know", subject=barcode
+                f"{barcode} has the label {label.label}, which the catalog does not know",
+                subject=barcode,
+                hint=not_ours(barcode),
             )
         if label.label not in (record.label, record.former_label):
             raise WrongCartridge(
-                f"{barcode} has the label {label.label}, the catalog expects {record.label}", subject=barcode
+                f"{barcode} has the label {label.label}, the catalog expects {record.label}",
+                subject=barcode,
+                hint=not_ours(barcode),
             )
         if label.pool != self.pool.name and record.state != "expired":
             raise WrongCartridge(
-                f"{barcode} is labelled for pool {label.pool}, not {self.pool.name}", subject=barcode
+                f"{barcode} is labelled for pool {label.pool}, not {self.pool.name}",
+                subject=barcode,
+                hint=not_ours(barcode),
             )
 
     def _is_scratch(self, cartridge: Cartridge, record: CartridgeRecord) -> bool:
@@ -267,6 +335,7 @@ class Stock:
             raise WrongCartridge(
                 f"{cartridge.barcode} is expired but holds the live image {live[0]}",
                 subject=cartridge.barcode,
+                hint=gives_up(cartridge.barcode),
             )
         return True
 
@@ -281,7 +350,11 @@ class Stock:
         barcode = cartridge.barcode
         live = self.register.live_images(barcode)
         if live:
-            raise WrongCartridge(f"{barcode} holds the live image {live[0]}: not labelled", subject=barcode)
+            raise WrongCartridge(
+                f"{barcode} holds the live image {live[0]}: not labelled",
+                subject=barcode,
+                hint=gives_up(barcode),
+            )
         known = self.watch.record_of(barcode)
         scratch = known is not None and known.state == "expired"
         label = new_label(barcode, pool, self._clock.now())
@@ -362,16 +435,6 @@ class Stock:
         )
         return found
 
-    def give_up(self, parts: Iterable[Part], image: str) -> None:
-        """Records that the parts of an image which was not finished are dead space; their bytes stay counted."""
-        for part in parts:
-            record = self.watch.record_of(part.barcode)
-            if record is None or record.label != part.label:
-                continue
-            dead = f"dead space in tape files {part.file}, {part.trailer}: a part of {image}, not finished"
-            note = f"{record.note}; {dead}" if record.note else dead
-            self.watch.change(record, note=note[:500])
-
     def adopt(self, trailers: tuple[Trailer, ...]) -> None:
         """Remembers whole copies that the catalog may not have heard of."""
         for trailer in trailers:
@@ -440,9 +503,10 @@ class Stock:
         if found != "brought":
             return found == "proved"
         try:
-            cartridge = Cartridge(bay.drive, barcode)
-            self._check(cartridge, record)
-            self.audit(cartridge, record)
+            with self._judged(bay, barcode):
+                cartridge = Cartridge(bay.drive, barcode)
+                self._check(cartridge, record)
+                self.audit(cartridge, record)
         except (WrongCartridge, MediumDamaged, WriteProtected) as error:
             state: CartridgeState = "foreign" if isinstance(error, WrongCartridge) else "full"
             self._set_aside(barcode, record, state, str(error))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nightferry.destination.failure import os_errors
-from nightferry.destination.tape.changer import BARCODE, Address, Element
+from nightferry.destination.tape.changer import BARCODE, SEE_LIST, Address, Element
 from nightferry.destination.tape.drive import RECORD_BYTES
 from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
 from nightferry.destination.tape.lock import FileLock, locked, try_lock
@@ -78,16 +78,22 @@ class VirtualChanger:
 
     def move(self, source: Address, target: Address) -> None:
         if any(Address("drive", d.number) == source and d.is_loaded() for d in self._drives):
-            raise DestinationError(f"{source} has not been unloaded", subject=str(source))
+            raise DestinationError(
+                f"{source} has not been unloaded", subject=str(source), hint="wait for the run to end"
+            )
         with os_errors(str(self._root)), locked(self._root / "changer.lock"):
             found = {e.address: e for e in self.inventory()}
             for address in (source, target):
                 if address not in found:
-                    raise DestinationError(f"there is no {address} in {self._root}", subject=str(address))
+                    raise DestinationError(
+                        f"there is no {address} in {self._root}", subject=str(address), hint=SEE_LIST
+                    )
             if not found[source].barcode:
-                raise DestinationError(f"{source} is empty", subject=str(source))
+                raise DestinationError(f"{source} is empty", subject=str(source), hint=SEE_LIST)
             if found[target].barcode:
-                raise DestinationError(f"{target} holds {found[target].barcode}", subject=str(target))
+                raise DestinationError(
+                    f"{target} holds {found[target].barcode}", subject=str(target), hint=SEE_LIST
+                )
             barcode = found[source].barcode
             home = source if source.kind == "slot" else found[source].home
             found[target] = Element(target, barcode, home if target.kind == "drive" else None)

@@ -124,7 +124,7 @@ class Watch:
         """Who is about to do what with a cartridge, and why: in the log before it is done; what is true of the
         cartridge does not change by it."""
         record = self.record_of(barcode) or CartridgeRecord(
-            barcode=barcode, destination=self.destination, pool="", state="foreign", at=self._clock.now()
+            barcode=barcode, destination=self.destination, pool="", state="unknown", at=self._clock.now()
         )
         self.register.record(
             record.model_copy(update={"note": note[:500], "at": self._clock.now()}), "intent"

@@ -25,7 +25,8 @@ from nightferry.destination.tape.layout import (
     render_trailer,
 )
 from nightferry.destination.tape.readback import Appending, digests_of
-from nightferry.destination.tape.stock import Need, Stock
+from nightferry.destination.tape.shortage import Need
+from nightferry.destination.tape.stock import Stock
 from nightferry.errors import ConfigError, IntegrityError, MediumFull, NoScratch
 from nightferry.model.records import Streamed
 from nightferry.progress import Cancel, Progress
@@ -33,12 +34,23 @@ from nightferry.progress import Cancel, Progress
 _MEMBERS = ("meta.json", "chunks", "index", "site.json", "records.json", "site.toml", "recovery.md")
 
 
+def need_of(
+    outgoing: Outgoing, written: int, progress: Progress, cancel: Cancel, wait_s: float, besides: str = ""
+) -> Need:
+    """What the rest of an image needs behind so many records, its final trailer included."""
+    left = max(outgoing.size_bytes - written * RECORD_BYTES, 1) + sum(map(len, outgoing.side_files.values()))
+    return Need(outgoing.image, left, progress, cancel, wait_s, besides)
+
+
 @dataclass(slots=True)
 class ImageWriter:
     """One image on its way to tape through one leased bay.
 
-    ``write`` leaves the image whole, or leaves dead space that the next look at the cartridge finds: after
-    any exception the bay's cartridge must be looked at again.
+    ``write`` leaves the image whole, or leaves parts that are closed by a trailer, on other cartridges, and dead space
+    that the next look at the cartridge finds: after any exception the bay's cartridge must be looked at again.
+
+    ``behind`` are parts of the same epoch that are proven: it goes on behind the last of them. ``wanted`` is a
+    cartridge that was reserved.
     """
 
     stock: Stock
@@ -51,6 +63,8 @@ class ImageWriter:
     cancel: Cancel
     wait_s: float
     buffer_bytes: int = BUFFER_BYTES
+    behind: tuple[Part, ...] = ()
+    wanted: str = ""
     committing: bool = False
     """The final trailer has been begun: whether the image is whole can only be told by looking."""
     _parts: list[Part] = field(default_factory=list)
@@ -59,13 +73,16 @@ class ImageWriter:
     _waits: Waits = field(default_factory=Waits)
     _seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._parts = list(self.behind)
+        self._written = sum(part.records for part in self.behind)
+
     @property
     def _total(self) -> int:
         return -(-self.outgoing.size_bytes // RECORD_BYTES)
 
     def _need(self, besides: str = "") -> Need:
-        left = max(self.outgoing.size_bytes - self._written * RECORD_BYTES, 1)
-        return Need(left, self.progress, self.cancel, self.wait_s, besides)
+        return need_of(self.outgoing, self._written, self.progress, self.cancel, self.wait_s, besides)
 
     def write(self) -> Location:
         """Writes the image; on return it is whole on the medium and the catalog knows its cartridges.
@@ -89,7 +106,7 @@ class ImageWriter:
                 f"{self.outgoing.image}: a chunk table of {len(self._chunks)} bytes for {self._total} chunks",
                 subject=self.outgoing.image,
             )
-        wanted = ""
+        wanted = self.wanted
         while True:
             before = self._written
             left = self._total - before
@@ -107,7 +124,7 @@ class ImageWriter:
                         note = f"ended without early warning: {error}"
                         self.stock.keep(cartridge, cartridge.entry, state="full", note=note)
                         self.bay.forget()
-                        self._written, wanted = before, ""
+                        self._written, wanted, self.committing = before, "", False
                         break
                     if not wanted:
                         return Location(parts=tuple(self._parts))
@@ -122,7 +139,7 @@ class ImageWriter:
         """How it went through the drive, once it is written."""
         waits = self._waits
         return Streamed(
-            size_bytes=self.outgoing.size_bytes,
+            size_bytes=self.outgoing.size_bytes - sum(part.bytes for part in self.behind),
             seconds=round(self._seconds, 6),
             waits=waits.waits,
             waited_s=round(waits.waited_s, 6),

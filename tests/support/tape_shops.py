@@ -1,0 +1,70 @@
+"""Tape libraries of every kind for the contracts: virtual, scripted in memory, and behind tgtd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nightferry.clock import SYSTEM_CLOCK
+from nightferry.destination.tape.changer import Library
+from nightferry.destination.tape.scsi_changer import ScsiChanger
+from nightferry.destination.tape.scsi_drive import ScsiDrive
+from nightferry.destination.tape.scsi_library import ScsiLibrary
+from nightferry.destination.tape.scsi_open import Options, open_iscsi
+from nightferry.destination.tape.virtual import create, open_virtual
+from nightferry.scsi.iscsi import Portal
+from tests.servers.tgtd import TARGET, Tgtd
+from tests.support.outgoing import MIB
+from tests.support.scripted_library import ScriptedChanger, ScriptedDrive, Tape
+
+CARTRIDGE = 8 * MIB
+BARCODES = [f"RIG{number:03d}L5" for number in range(1, 13)]
+DRIVES = 4
+SLOTS = 20
+
+
+@dataclass
+class Shop:
+    """A library of four drives, twelve cartridges and twenty slots; ``open`` is what one process does."""
+
+    open: Callable[[], Library]
+
+
+def virtual(tmp: Path, _: pytest.FixtureRequest) -> Shop:
+    path = tmp / "library"
+    create(path, DRIVES, SLOTS, CARTRIDGE, BARCODES)
+    return Shop(lambda: open_virtual(path, DRIVES, SLOTS, CARTRIDGE, ports=4))
+
+
+def scripted(tmp: Path, _: pytest.FixtureRequest) -> Shop:
+    transports = [ScriptedDrive(f"SERIAL{n}") for n in range(DRIVES)]
+    changer_transport = ScriptedChanger(transports, [Tape(b, CARTRIDGE) for b in BARCODES], SLOTS, ports=4)
+
+    def opened() -> Library:
+        changer = ScsiChanger(changer_transport)
+        drives = [
+            ScsiDrive(n, t, 256 << 10, lambda t=t: t.tape is not None, serial=t.serial)  # type: ignore[misc]
+            for n, t in enumerate(transports)
+        ]
+        changer.watch(drives, [500 + n for n in range(DRIVES)])
+        return ScsiLibrary("scripted", changer, drives, [t.serial for t in transports], (tmp,), CARTRIDGE)
+
+    return Shop(opened)
+
+
+def behind_iscsi(tmp: Path, request: pytest.FixtureRequest) -> Shop:
+    server: Tgtd = request.getfixturevalue("tgtd")
+    server.reset(CARTRIDGE // MIB)
+    options = Options(locks=(tmp,), reserve_bytes=256 << 10, cartridge_bytes=CARTRIDGE)
+
+    def opened() -> Library:
+        return open_iscsi(Portal(server.portal, TARGET), (), options, SYSTEM_CLOCK)
+
+    return Shop(opened)
+
+
+KINDS = {"virtual": virtual, "scripted": scripted, "tgtd": behind_iscsi}
+ON_SERVER = [pytest.mark.server, pytest.mark.xdist_group("tgtd")]
