@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -71,9 +70,6 @@ def open_library(settings: LibrarySettings, keepers: Keepers, clock: Clock) -> L
 def _options(settings: IscsiLibrary | ScsiLibrary, keepers: Keepers) -> Options:
     from nightferry.destination.tape.scsi_open import Options
 
-    if keepers.folder is not None:
-        with suppress(OSError):  # what needs a lock there says that it is not to be had
-            keepers.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folders = (HOST_LOCKS, keepers.folder)
     return Options(
         locks=tuple(folder for folder in folders if folder is not None),

@@ -225,3 +225,15 @@ def test_a_target_that_is_away_is_a_finding_and_the_night_owes_what_it_missed(
 def images(site: SmallSite) -> list[str]:
     with site.open() as opened:
         return [image.image for image in opened.catalog.images()]
+
+
+def test_a_look_writes_nothing_into_an_empty_catalog_folder(site: SmallSite, nightferry: Command) -> None:
+    catalog = site.home / "catalog"
+    catalog.mkdir(exist_ok=True)
+    for words in (("media", "list"), ("media", "inventory"), ("status",), ("check",), ("images",), ("runs",)):
+        nightferry(site.file, *words, "--json")
+        assert list(catalog.iterdir()) == [], words
+    # Who uses a drive takes its lock there.
+    barcode = json.loads(nightferry(site.file, "media", "list", "--json").out)["cartridges"][0]["barcode"]
+    assert nightferry(site.file, "media", "show", barcode).code == 0
+    assert [p.name for p in catalog.iterdir()] == ["locks"]

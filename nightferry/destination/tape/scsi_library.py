@@ -119,6 +119,9 @@ class ScsiLibrary:
             name = f"nightferry-drive-{_as_file_name(self._serials[number])}.lock"
             with os_errors(f"the lock of drive {number} of {self._name}"):
                 try:
+                    if not folder.is_dir():
+                        # Only who uses a drive makes it: a look leaves nothing behind.
+                        folder.mkdir(mode=0o700)
                     lock = try_lock(folder / name, self._token)
                 except OSError as error:
                     if not taken or error.errno not in UNWRITABLE:
