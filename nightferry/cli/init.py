@@ -217,9 +217,10 @@ def _comment(path: Path) -> str:
 def _write(target: Path, text: str) -> None:
     try:
         if not target.parent.is_dir():
-            target.parent.mkdir(parents=True)
-        # Whatever the umask says, nobody else may write a file that says what root runs.
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            target.parent.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(mode=0o700)
+        # Whatever the umask says, nobody else may write a file that says what root runs, or read where everything lies.
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:

@@ -226,6 +226,7 @@ def _start(folder: Path) -> Server:
             env=environment,
             cwd=folder,
             start_new_session=True,
+            umask=0o077,
         )
     deadline = time.monotonic() + START_S
     while not accepts(url, auth, 1.0):

@@ -75,6 +75,7 @@ from nightferry.errors import (
 from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
+from nightferry.transfer.durable import draft_name
 
 _STREAM_BYTES = 4 << 20
 _MADE_FIRST = "images"
@@ -167,9 +168,9 @@ class FsspecDestination:
             return [Finding("NF-DEST-001", "fail", f"destination {self._name}: {error}", error.hint)]
         if isinstance(self._objects, SpecObjects):
             return look(self._objects)
-        probe = ".nightferry-check"
+        probe = draft_name()  # what a check that is killed leaves, the next night removes
         try:
-            self._objects.write(probe, [b"nightferry"])
+            self._objects.create(probe, b"nightferry")
             self._objects.remove(probe)
         except NightferryError as error:
             return [

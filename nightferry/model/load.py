@@ -22,12 +22,18 @@ from nightferry.errors import ConfigError
 from nightferry.model.consistency import problems
 from nightferry.model.site import Site
 from nightferry.model.toml_lines import Path as KeyPath
-from nightferry.model.toml_lines import TomlLines
+from nightferry.model.toml_lines import TomlLines, deep_key
 
 SYSTEM_SITE = Path("/etc/nightferry/nightferry.toml")
 """A machine's own site file."""
 SEARCHED = (Path("nightferry.toml"), SYSTEM_SITE)
 MAX_BYTES = 4 << 20
+MOST_SHOWN = 20
+"""Errors that are explained; of the others only the number is."""
+LONGEST = 500
+"""Characters of a key or of what is wrong with it."""
+MAX_DEPTH = 32
+"""Parts of a dotted key: the time that parsing takes grows with their square."""
 _WORD = re.compile(r"\w+")
 
 
@@ -88,21 +94,31 @@ def parse_site(text: str, source: str = "the site file") -> Site:
     Raises:
         ConfigError: naming every wrong key with its line.
     """
+    deep = deep_key(text, MAX_DEPTH)
+    if deep is not None:
+        raise ConfigError(f"{source}, line {deep}: a key of more than {MAX_DEPTH} parts", subject=source)
     try:
         raw = tomllib.loads(text)
+        lines = TomlLines(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not TOML: {_decode_place(error)}", subject=source) from None
-    lines = TomlLines(text)
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply", subject=source) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(
+            f"{source} is not TOML: {str(error).partition(';')[0].lower()}", subject=source
+        ) from None
     _complete(raw)
     try:
         site = Site.model_validate(raw)
     except ValidationError as error:
         # The input may hold a secret that should have been a reference: pydantic's error is not kept.
-        complaints = [_explain(detail, raw) for detail in error.errors(include_url=False)]
-        raise _refuse(source, complaints, raw, lines) from None
+        details = error.errors(include_url=False)
+        complaints = [_explain(detail, raw) for detail in details[:MOST_SHOWN]]
+        raise _refuse(source, complaints, len(details), raw, lines) from None
     found = list(problems(site))
     if found:
-        raise _refuse(source, found, raw, lines)
+        raise _refuse(source, found[:MOST_SHOWN], len(found), raw, lines)
     return site
 
 
@@ -140,18 +156,28 @@ def _tables(value: object) -> list[dict[str, Any]]:
 
 
 def _refuse(
-    source: str, complaints: Iterable[tuple[KeyPath, str]], raw: dict[str, Any], lines: TomlLines
+    source: str, complaints: Iterable[tuple[KeyPath, str]], count: int, raw: dict[str, Any], lines: TomlLines
 ) -> ConfigError:
+    """The error of ``count`` errors, with the words of the first ones."""
     told: dict[str, None] = {}
     subject = ""
     for path, text in complaints:
-        shown = _shown(path, raw)
+        shown, text = _cut(_shown(path, raw)), _cut(text)
         line = lines.line(path)
         subject = subject or shown
         told[f"{f'line {line}: ' if line else ''}{shown}: {text}" if shown else text] = None
-    if len(told) == 1:
+    if len(told) == 1 and count <= MOST_SHOWN:
         return ConfigError(f"{source}, {next(iter(told))}", subject=subject)
-    return ConfigError(f"{source}, {len(told)} errors:\n  " + "\n  ".join(told), subject=subject)
+    if count > MOST_SHOWN:
+        told[f"and {count - MOST_SHOWN} more"] = None
+    return ConfigError(
+        f"{source}, {count if count > MOST_SHOWN else len(told)} errors:\n  " + "\n  ".join(told),
+        subject=subject,
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _shown(path: KeyPath, raw: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from nightferry.ops.whose import known_mark
 from nightferry.plan.expectation import elsewhere
 from nightferry.plan.layout import Layout
 from nightferry.units import format_size
+
+_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOSYS)
+"""What a file system that has no files without a name answers."""
 
 
 def check(loaded: LoadedSite) -> list[Finding]:
@@ -243,10 +247,18 @@ def _room(opened: OpenSite, back_group: str) -> Iterator[Finding]:
 
 
 def _takes_unbuffered(opened: OpenSite, back_group: str, folder: Path) -> bool:
-    probe = folder / f".nightferry-probe-{os.getpid()}"
     with opened.working_on(back_group=back_group, cancel=opened.cancel):
         try:
-            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600))
+            # A file without a name: a check that is killed leaves nothing.
+            os.close(os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                return False
+        else:
+            return True
+        probe = folder / f".nightferry-probe-{os.getpid()}"
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT | os.O_CLOEXEC, 0o600))
         except OSError:
             return False
         finally:

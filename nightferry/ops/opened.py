@@ -44,6 +44,7 @@ from nightferry.ops.whose import require_mark
 from nightferry.plan.restore_order import Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.progress import QUIET, Cancel, Progress
+from nightferry.transfer.durable import FILE_MODE
 from nightferry.transfer.ring import RingSettings
 from nightferry.transfer.throttle import Throttle, Timetable
 
@@ -390,9 +391,10 @@ class OpenSite:
 
     def scratch_folder(self, back_group: str) -> Path:
         """Where on the BACK disk what lives shorter than its process may lie."""
-        folder = self.disk(back_group).folder / "scratch"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return folder
+        folder = self.disk(back_group).folder
+        for level in (folder, folder / "scratch"):
+            level.mkdir(exist_ok=True, mode=0o700)  # parents=True would give the upper one the umask's mode
+        return folder / "scratch"
 
     @contextmanager
     def scratch(self, image: ImageRecord) -> Iterator[Path]:
@@ -402,7 +404,7 @@ class OpenSite:
         """
         folder = self.scratch_folder(self.back_group_of(image))
         path = folder / f"{image.image}.{os.getpid()}.tar"
-        with path.open("wb") as file:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE), "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield path

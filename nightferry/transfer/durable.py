@@ -49,6 +49,11 @@ def create_file(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
 
 
+def draft_name() -> str:
+    """A draft's name that nobody else has."""
+    return f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+
+
 def is_draft(name: str) -> bool:
     """Whether a name is that of a draft of ours."""
     return _DRAFT.fullmatch(name) is not None
@@ -123,7 +128,7 @@ def _draft(folder: Path, data: bytes) -> Iterator[Path]:
 
 def _new_draft(folder: Path) -> tuple[Path, int]:
     while True:
-        draft = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        draft = folder / draft_name()
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         # Before it is locked, somebody who clears may take it for one that was left: then another is made.
         if _lock(fd) is not False and os.fstat(fd).st_nlink:

@@ -80,7 +80,7 @@ def test_nobody_else_may_write_the_file_whatever_the_umask(tmp_path, data):
         assert main(["init", str(tmp_path / "s"), "--store", str(data)]) == 0
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "s" / "nightferry.toml").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "s" / "nightferry.toml").stat().st_mode) == 0o600
 
 
 def test_databases_are_proposed_by_what_is_in_them(tmp_path):

@@ -1,0 +1,37 @@
+"""Site files that are too much: an error at once, and a short one. A dotted key of 50,000 parts once took minutes."""
+
+import pytest
+
+from nightferry.errors import ConfigError
+from nightferry.model.load import parse_site
+
+MUCH = {
+    "arrays in arrays": "x = " + "[" * 50_000 + "]" * 50_000,
+    "tables in tables": "x = " + "{a = " * 50_000 + "1" + "}" * 50_000,
+    "a dotted key": "a" + ".a" * 50_000 + " = 1",
+    "a dotted header": "[a" + ".a" * 50_000 + "]",
+    "a dotted key in a table": "x = {a" + ".a" * 50_000 + " = 1}",
+    "a number": "schema = " + "1" * 20_000,
+    "a string": 'schema = 1\n[site]\nname = "' + "x" * (3 << 20) + '"',
+    "a key": '"' + "k" * (3 << 20) + '" = 1',
+    "many tables": "[[groups]]\n" * 20_000,
+}
+
+
+@pytest.mark.parametrize("what", MUCH)
+def test_it_is_refused_in_a_few_words(what: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_site(MUCH[what])
+    assert len(refused.value.message) < 20_000
+
+
+def test_a_key_of_as_many_parts_as_a_site_has_is_no_deep_one() -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        parse_site("groups.a.b.c.d = 1\nx = [" + '"*.tmp", ' * 1000 + "]")
+
+
+def test_of_many_errors_the_first_are_told_and_the_rest_counted() -> None:
+    with pytest.raises(ConfigError, match=r"\d{3,} errors:") as refused:
+        parse_site("[[groups]]\n" * 100)
+    assert refused.value.message.count("\n") == 21
+    assert " more" in refused.value.message
