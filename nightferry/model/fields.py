@@ -8,14 +8,34 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from datetime import time, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from nightferry.model.names import is_back_group, is_safe
+from nightferry.errors import ConfigError
+from nightferry.model.names import (
+    BARCODE,
+    HOST_NAME,
+    POOL,
+    is_back_group,
+    is_safe,
+    parse_image_name,
+    parse_run,
+    split_store,
+)
 from nightferry.model.patterns import pattern
 from nightferry.model.secrets import is_reference
 from nightferry.units import parse_duration, parse_percent, parse_rate, parse_size
@@ -92,6 +112,20 @@ def _back_group_name(value: str) -> str:
             "or by another name that does not end in '-' and digits"
         )
     return value
+
+
+def _named(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """A check by one of the parsers of names; a catalog holds few names, many times over."""
+
+    @lru_cache(maxsize=4096)
+    def check(value: str) -> str:
+        try:
+            parse(value)
+        except ConfigError as error:
+            raise ValueError(error.message) from error
+        return value
+
+    return check
 
 
 def _absolute(value: Path) -> Path:
@@ -253,6 +287,17 @@ TimeOfDay = Annotated[time, BeforeValidator(_time_of_day)]
 Deadline = Annotated[time | timedelta, BeforeValidator(_deadline)]
 SafeName = Annotated[str, AfterValidator(_safe_name)]
 BackGroupName = Annotated[str, AfterValidator(_back_group_name)]
+NodeText = Annotated[str, StringConstraints(pattern=f"^{HOST_NAME}$")]
+RunText = Annotated[str, AfterValidator(_named(parse_run))]
+ImageText = Annotated[str, AfterValidator(_named(parse_image_name))]
+StoreText = Annotated[str, AfterValidator(_named(split_store))]
+"""``GROUP/STORE``."""
+BarcodeText = Annotated[str, StringConstraints(pattern=f"^{BARCODE}$")]
+PoolText = Annotated[str, StringConstraints(pattern=f"^{POOL}$")]
+Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+"""BLAKE3 in lower-case hex."""
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""Bytes, files, numbers: what fits a column of an index."""
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Argv = Annotated[tuple[str, ...], AfterValidator(_argv)]
 SecretRef = Annotated[str, AfterValidator(_secret_reference)]

@@ -19,6 +19,9 @@ Role = Literal["active", "passive"]
 
 SAFE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 HOST_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
+BARCODE = r"[A-Za-z0-9][A-Za-z0-9_$.+%-]{0,31}"
+"""No slash, and no leading dot: a virtual cartridge is a folder of this name."""
+POOL = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 
 _ROLES: dict[str, Role] = {"ACTV": "active", "PASS": "passive"}
 _NODE = re.compile(r"([A-Za-z0-9]{1,16})-(ACTV|PASS)-([0-9]{1,4})", re.IGNORECASE)

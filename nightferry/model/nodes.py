@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from nightferry.model.fields import AbsolutePath, Argv, Duration, Section
-from nightferry.model.names import HOST_NAME, Role, parse_node
+from nightferry.model.fields import AbsolutePath, Argv, Duration, NodeText, Section
+from nightferry.model.names import Role, parse_node
 
-NodeText = Annotated[str, StringConstraints(pattern=f"^{HOST_NAME}$")]
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 
 

@@ -7,9 +7,22 @@ sequence wins); the older ones stay readable. Times are aware UTC, digests lower
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from nightferry.model.fields import (
+    BackGroupName,
+    BarcodeText,
+    Count,
+    ImageText,
+    NodeText,
+    PoolText,
+    RunText,
+    SafeName,
+    StoreText,
+)
+from nightferry.model.names import parse_image_name
 
 ImageState = Literal["whole", "partial", "suspect"]
 """``suspect``: its files came out well, and it can hardly be what the store should be; whole once approved."""
@@ -40,17 +53,17 @@ class RunRecord(Record):
     """One run: the work of one window of one BACK group."""
 
     kind: ClassVar[str] = "run"
-    run: str
-    back_group: str
+    run: RunText
+    back_group: BackGroupName
     window: str
     """Local date of the window's start, ``YYYYMMDD``."""
     state: RunState
     result: Literal["", "whole", "partial", "failed"] = ""
-    groups: tuple[str, ...]
-    selection: dict[str, tuple[str, ...]]
+    groups: tuple[SafeName, ...]
+    selection: dict[SafeName, tuple[SafeName, ...]]
     """Storage group → its stores, as fixed when the run began."""
-    level: int = 0
-    node: str
+    level: Count = 0
+    node: NodeText
     """The active node that stages."""
     started: AwareDatetime
     ended: AwareDatetime | None = None
@@ -71,11 +84,11 @@ class Outcomes(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    whole: int = 0
-    vanished: int = 0
-    changed: int = 0
-    unreadable: int = 0
-    unlisted: int = 0
+    whole: Count = 0
+    vanished: Count = 0
+    changed: Count = 0
+    unreadable: Count = 0
+    unlisted: Count = 0
 
 
 class Origin(BaseModel):
@@ -104,26 +117,26 @@ class ImageRecord(Record):
     """One store's backup of one run, immutable once recorded."""
 
     kind: ClassVar[str] = "image"
-    image: str
-    run: str
-    group: str
-    store: str
+    image: ImageText
+    run: RunText
+    group: SafeName
+    store: SafeName
     source_kind: str
-    level: int = 0
+    level: Count = 0
     state: ImageState
-    size_bytes: int
+    size_bytes: Count
     """Bytes of the whole tar, as on staging."""
-    payload_bytes: int
-    files: int
+    payload_bytes: Count
+    files: Count
     outcomes: Outcomes = Outcomes()
     digest: str
     """BLAKE3 of the chunk table followed by the index's bytes."""
-    index_offset: int
-    index_bytes: int
+    index_offset: Count
+    index_bytes: Count
     index_digest: str
     path: str
-    """Below the staging path: ``<group>/<store>/<image>.tar``."""
-    node: str
+    """``<group>/<store>/<image>.tar``, for readers of the catalog: where an image lies is made of its names."""
+    node: NodeText
     started: AwareDatetime
     ended: AwareDatetime
     degraded: bool = False
@@ -146,18 +159,28 @@ class ImageRecord(Record):
     def subject(self) -> str:
         return self.image
 
+    @model_validator(mode="after")
+    def _is_what_its_name_says(self) -> Self:
+        """An image's name holds those of its run, group and store; nothing may say otherwise, its path neither."""
+        name = parse_image_name(self.image)
+        if (name.run, name.group, name.store, name.level) != (self.run, self.group, self.store, self.level):
+            raise ValueError(f"run, group, store and level are not those of {self.image}")
+        if self.path != f"{self.group}/{self.store}/{self.image}.tar":
+            raise ValueError(f"{self.path!r} is not the path of {self.image}")
+        return self
+
 
 class FailureRecord(Record):
     """A store that this run could not stage, and why. A later image of the same run and store outdates it."""
 
     kind: ClassVar[str] = "failure"
-    run: str
-    group: str
-    store: str
+    run: RunText
+    group: SafeName
+    store: SafeName
     error: str
     hint: str = ""
     exit_code: int
-    attempts: int = 1
+    attempts: Count = 1
     at: AwareDatetime
 
     @property
@@ -169,11 +192,11 @@ class SealedStore(BaseModel):
     """One line of a seal."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    group: str
-    store: str
+    group: SafeName
+    store: SafeName
     state: Literal["whole", "partial", "suspect", "missing"]
-    image: str = ""
-    size_bytes: int = 0
+    image: ImageText | Literal[""] = ""
+    size_bytes: Count = 0
     digest: str = ""
     reason: str = ""
 
@@ -186,13 +209,13 @@ class SealRecord(Record):
     """The manifest of a run's stage one: every due store with size and digest, or why it is missing."""
 
     kind: ClassVar[str] = "seal"
-    run: str
-    back_group: str
-    number: int
+    run: RunText
+    back_group: BackGroupName
+    number: Count
     """1 for a run's first seal; a seal after `gate retry` has the next number and replaces it."""
-    epoch: int
+    epoch: Count
     """Owner epoch of the BACK disk when it was sealed."""
-    node: str
+    node: NodeText
     at: AwareDatetime
     stores: tuple[SealedStore, ...]
     digest: str = ""
@@ -211,9 +234,9 @@ class ApprovalRecord(Record):
     """An operator's word that a run may go on without the named stores being whole."""
 
     kind: ClassVar[str] = "approval"
-    run: str
+    run: RunText
     seal_digest: str
-    stores: tuple[str, ...]
+    stores: tuple[StoreText, ...]
     """``GROUP/STORE``."""
     reason: str
     who: str
@@ -228,9 +251,9 @@ class OwnerRecord(Record):
     """Which node owns a BACK group's disk. The highest epoch wins."""
 
     kind: ClassVar[str] = "owner"
-    back_group: str
-    epoch: int
-    node: str
+    back_group: BackGroupName
+    epoch: Count
+    node: NodeText
     run: str
     at: AwareDatetime
 
@@ -245,11 +268,11 @@ class Streamed(BaseModel):
     waits that a drive's own buffer does not bridge."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    size_bytes: int
+    size_bytes: Count
     seconds: float
-    waits: int = 0
+    waits: Count = 0
     waited_s: float = 0.0
-    repositions: int = 0
+    repositions: Count = 0
 
 
 class ConstraintRecord(Record):
@@ -259,9 +282,9 @@ class ConstraintRecord(Record):
     """
 
     kind: ClassVar[str] = "constraint"
-    group: str
+    group: SafeName
     """The resource group."""
-    node: str
+    node: NodeText
     """Where it pins the group, as the site calls the node."""
     before: str = ""
     """Where the constraint of ours that it replaces pinned the group."""
@@ -282,14 +305,14 @@ class CopyRecord(Record):
     """An image at one destination. ``epoch`` counts the attempts that began to write there."""
 
     kind: ClassVar[str] = "copy"
-    image: str
-    destination: str
-    epoch: int
+    image: ImageText
+    destination: SafeName
+    epoch: Count
     state: CopyState
-    run: str
+    run: RunText
     location: dict[str, Any] = Field(default_factory=dict)
     """What the destination needs to find it again; only the destination reads it."""
-    size_bytes: int = 0
+    size_bytes: Count = 0
     digest: str = ""
     lane: str = ""
     started: AwareDatetime
@@ -310,25 +333,25 @@ class CartridgeRecord(Record):
     """A cartridge we know."""
 
     kind: ClassVar[str] = "cartridge"
-    barcode: str
-    destination: str
-    pool: str
+    barcode: BarcodeText
+    destination: SafeName
+    pool: PoolText
     state: CartridgeState
     label: str = ""
     """The label's random id; empty while blank."""
     former_label: str = ""
     """The id that the medium may still bear while a cartridge is labelled anew; else empty."""
-    used_bytes: int = 0
-    tape_files: int = 0
+    used_bytes: Count = 0
+    tape_files: Count = 0
     """Tape files written, the label included; the next one is written at this number."""
-    last_trailer: int = 0
+    last_trailer: Count = 0
     """Tape file number of the newest whole trailer; 0 while there is none. Dead space may lie behind it."""
-    images: tuple[str, ...] = ()
+    images: tuple[ImageText, ...] = ()
     at: AwareDatetime
     note: str = ""
-    mounts: int = 0
+    mounts: Count = 0
     """How often it came out of a drive again."""
-    errors: int = 0
+    errors: Count = 0
     """How often reading or writing it failed."""
     alerts: tuple[str, ...] = ()
     """What the drive said when it left it last."""
@@ -348,12 +371,12 @@ class DriveRecord(Record):
     """What a tape drive said of itself, or why it is not used."""
 
     kind: ClassVar[str] = "drive"
-    destination: str
-    drive: int
+    destination: SafeName
+    drive: Count
     state: Literal["ready", "wants cleaning", "cleaned", "set aside"]
     alerts: tuple[str, ...] = ()
-    barcode: str = ""
-    """The cartridge that was in it."""
+    barcode: BarcodeText | Literal["", "?"] = ""
+    """The cartridge that was in it; ``?``: its barcode cannot be read."""
     at: AwareDatetime
     note: str = ""
 
@@ -370,15 +393,15 @@ class LeaseRecord(Record):
     """
 
     kind: ClassVar[str] = "lease"
-    back_group: str
+    back_group: BackGroupName
     what: str = ""
     """Empty: the run lock; ``move``; ``reader-`` and a word of its own for each reader."""
     state: Literal["held", "free"]
     run: str
     """Which run; for readers and movers what they are called."""
     window: str
-    node: str
-    pid: int
+    node: NodeText
+    pid: Count
     since: AwareDatetime
 
     @property
@@ -394,8 +417,8 @@ class DriveLeaseRecord(Record):
     state: Literal["held", "free"]
     holder: str
     """A random word for the process that has it, or had it last."""
-    node: str
-    pid: int
+    node: NodeText
+    pid: Count
     since: AwareDatetime
 
     @property
@@ -407,8 +430,8 @@ class SelectionRecord(Record):
     """A storage group's fixed list of stores."""
 
     kind: ClassVar[str] = "selection"
-    group: str
-    stores: tuple[str, ...]
+    group: SafeName
+    stores: tuple[SafeName, ...]
     rule: Literal["list", "all"] = "list"
     at: AwareDatetime
     who: str = ""
@@ -422,7 +445,7 @@ class FreedRecord(Record):
     """Staging gave an image's room back, after its copies were verified."""
 
     kind: ClassVar[str] = "freed"
-    image: str
+    image: ImageText
     reason: str
     at: AwareDatetime
     expired: bool = False
@@ -495,7 +518,7 @@ class HoldRecord(Record):
     """Whether the retention must leave an image alone, and why."""
 
     kind: ClassVar[str] = "hold"
-    image: str
+    image: ImageText
     held: bool
     reason: str
     who: str
@@ -517,7 +540,7 @@ class ExpiryRecord(Record):
     """Why it was right to expire so much at once; empty when it was not much."""
     copies: tuple[str, ...]
     """Subjects of the copies: before, those that shall go; afterwards, those that went."""
-    staged: tuple[str, ...] = ()
+    staged: tuple[ImageText, ...] = ()
     """Images that staging shall give, or gave, back."""
     at: AwareDatetime
     note: str = ""
@@ -571,9 +594,9 @@ class RecallRecord(Record):
     """A copy that was asked back from an archive, so that it is asked for once and its wait has a beginning."""
 
     kind: ClassVar[str] = "recall"
-    image: str
-    destination: str
-    epoch: int
+    image: ImageText
+    destination: SafeName
+    epoch: Count
     """The copy's."""
     storage_class: str
     asked: AwareDatetime

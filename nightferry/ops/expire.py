@@ -391,7 +391,7 @@ def _free_staged(opened: OpenSite, staged: Iterable[StagedOutlook], done: Expiry
             if opened.catalog.hold(row.image.image) is not None:
                 continue
             _free(opened, row.image, row.why)
-            remove_staged(opened.staged_path(row.image))
+            remove_staged(opened, row.image)
         done.staged.append(row)
 
 

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from nightferry.errors import ConfigError
-from nightferry.model.names import parse_image_name
+from nightferry.model.names import image_name
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.room import DAMAGED, remove_staged, side_path
+from nightferry.ops.room import remove_staged
 from nightferry.ops.stage import adopt, is_safe
+from nightferry.ops.staged_files import Ending, StagedFiles, staged_names
 from nightferry.progress import QUIET, Cancel
-from nightferry.transfer.durable import remove_dead_drafts
+from nightferry.transfer.regular import open_regular
 from nightferry.transfer.temporary import clear_dead_folders
 
 log = logging.getLogger(__name__)
 
-_PARTIAL = ".tar.partial"
-_SET_ASIDE = f".tar{DAMAGED}"
-_ENDINGS = (_PARTIAL, _SET_ASIDE, ".tar", ".chunks", ".meta.json")
+_ANY_RUN = "20000101-any"
 
 
 def clear_leftovers(opened: OpenSite, back_group: str, *, cancel: Cancel) -> None:
@@ -49,23 +48,27 @@ def _clear(opened: OpenSite, back_group: str, cancel: Cancel) -> None:
     _clear_scratch(opened, back_group)
     opened.disk(back_group).clear(expired_runs(opened))
     disk = Path(opened.site.back_group(back_group).path)
-    for folder in _store_folders(opened, disk):
-        remove_dead_drafts(folder)
-    for path in _staged_files(disk):
+    for image in _any_of_each_store(opened):
+        StagedFiles(disk, image).clear_drafts()
+    for image, ending in list(staged_names(disk)):
         cancel.check()
-        image, ending = _split(path.name)
-        tar = path.with_name(f"{image}.tar")
-        if ending == _SET_ASIDE:
-            if _is_outdated(opened, image):
-                path.unlink(missing_ok=True)
+        files = StagedFiles(disk, image)
+        known = opened.catalog.latest(ImageRecord, image)
+        if ending == ".tar.damaged":
+            if known is not None and files.is_of(known) and _is_outdated(opened, known):
+                files.remove(ending)
         elif ending != ".tar":
-            if ending == _PARTIAL or not tar.exists():
-                path.unlink(missing_ok=True)
-                log.info("removed %s, which an interrupted run left", path.name)
-        elif opened.catalog.freed(image):
-            remove_staged(tar)
-        elif opened.catalog.latest(ImageRecord, image) is None and side_path(tar, "meta.json").exists():
-            adopt(opened, tar, QUIET, cancel)
+            if ending == ".tar.partial" or not (_has(files, ".tar") or _has(files, ".tar.damaged")):
+                files.remove(ending)
+                log.info("removed %s%s, which an interrupted run left", image, ending)
+        elif known is not None and opened.catalog.freed(image):
+            remove_staged(opened, known)
+        elif known is None and files.size_bytes(".meta.json") is not None:
+            adopt(opened, files, QUIET, cancel)
+
+
+def _has(files: StagedFiles, ending: Ending) -> bool:
+    return files.size_bytes(ending) is not None
 
 
 def clear_killed(opened: OpenSite, back_group: str) -> None:
@@ -94,19 +97,17 @@ def expired_runs(opened: OpenSite) -> set[str]:
     return gone - set(newest.values())
 
 
-def _is_outdated(opened: OpenSite, image: str) -> bool:
-    """Whether the store has a sound image as new as this one, or newer. One that the catalog does not know is
-    none: what can be salvaged of it may be all that there is."""
-    name, known = parse_image_name(image), opened.catalog.latest(ImageRecord, image)
-    return known is not None and any(
-        opened.catalog.is_whole(other) and other.started >= known.started and is_safe(opened, other)
-        for other in opened.catalog.images(name.group, name.store)
+def _is_outdated(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether the store has a sound image as new as this one, or newer."""
+    return any(
+        opened.catalog.is_whole(other) and other.started >= image.started and is_safe(opened, other)
+        for other in opened.catalog.images(image.group, image.store)
     )
 
 
 def _clear_scratch(opened: OpenSite, back_group: str) -> None:
     for left in opened.scratch_folder(back_group).iterdir():
-        if left.is_dir():
+        if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
         elif not _is_in_use(left):
             left.unlink(missing_ok=True)
@@ -115,41 +116,21 @@ def _clear_scratch(opened: OpenSite, back_group: str) -> None:
 def _is_in_use(path: Path) -> bool:
     """Whether a living process holds it: a copy is re-made beside a run (``OpenSite.scratch``)."""
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
+        fd = open_regular(path)
+    except OSError:
         return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    finally:
+        os.close(fd)
     return False
 
 
-def _store_folders(opened: OpenSite, disk: Path) -> list[Path]:
-    """The staging folders of the stores that we know."""
+def _any_of_each_store(opened: OpenSite) -> Iterator[str]:
+    """The name of some image of each store that we know: it says in which folder its images are staged."""
     stores = {(ref.group.name, ref.store.name) for ref in opened.site.stores}
     stores |= {(image.group, image.store) for image in opened.catalog.images()}
-    return [disk / group / store for group, store in sorted(stores)]
-
-
-def _staged_files(disk: Path) -> Iterator[Path]:
-    """Files that bear the name of an image of the store in whose folder they lie."""
-    for path in sorted(disk.glob("[!.]*/[!.]*/*")):
-        image, ending = _split(path.name)
-        if ending and _lies_right(path, image) and path.is_file() and not path.is_symlink():
-            yield path
-
-
-def _split(name: str) -> tuple[str, str]:
-    """A staged file's name → (image, ending); no ending when it is none of ours."""
-    for ending in _ENDINGS:
-        if name.endswith(ending):
-            return name.removesuffix(ending), ending
-    return name, ""
-
-
-def _lies_right(path: Path, image: str) -> bool:
-    try:
-        name = parse_image_name(image)
-    except ConfigError:
-        return False
-    return (name.group, name.store) == (path.parent.parent.name, path.parent.name)
+    for group, store in sorted(stores):
+        yield image_name(_ANY_RUN, group, store, 0)

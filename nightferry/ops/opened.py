@@ -40,6 +40,7 @@ from nightferry.model.site import Site
 from nightferry.model.stores import FilesStore, Group, SqliteStore
 from nightferry.ops.destinations import open_destination, speed_of
 from nightferry.ops.register import CatalogConstraints
+from nightferry.ops.staged_files import StagedFiles
 from nightferry.ops.whose import require_mark
 from nightferry.plan.restore_order import Speed
 from nightferry.plan.staging import CopyPolicy
@@ -279,12 +280,20 @@ class OpenSite:
         return next((b.name for b in self.site.back_groups if (b.path / image.path).exists()), "")
 
     def staged_path(self, image: ImageRecord) -> Path:
-        """Where the image lies on staging (whether or not it is still there).
+        """Where the image lies on staging (whether or not it is still there), for people.
 
         Raises:
             ConfigError: its BACK group has left the site file.
         """
-        return Path(self.site.back_group(self.back_group_of(image)).path) / image.path
+        return self.staged(image).tar
+
+    def staged(self, image: ImageRecord) -> StagedFiles:
+        """The image's files on staging, whether or not they are still there.
+
+        Raises:
+            ConfigError: its BACK group has left the site file.
+        """
+        return StagedFiles(Path(self.site.back_group(self.back_group_of(image)).path), image.image)
 
     def is_staged(self, image: ImageRecord) -> bool:
         """Whether the image can be read from staging."""
@@ -292,7 +301,7 @@ class OpenSite:
         return (
             not self.catalog.freed(image.image)
             and self.back_group_of(image) in disks
-            and self.staged_path(image).exists()
+            and self.staged(image).size_bytes() is not None
         )
 
     def keeps(self, image: ImageRecord) -> bool:
@@ -404,7 +413,9 @@ class OpenSite:
         """
         folder = self.scratch_folder(self.back_group_of(image))
         path = folder / f"{image.image}.{os.getpid()}.tar"
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE), "wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        path.unlink(missing_ok=True)  # of a process that had this one's number
+        with open(os.open(path, flags, FILE_MODE), "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield path

@@ -14,7 +14,6 @@ from nightferry.ops.opened import OpenSite
 from nightferry.ops.side_files import proven_chunks
 from nightferry.plan.restore_order import STAGING, Choice, choose_copies
 from nightferry.transfer.base import ByteReader
-from nightferry.transfer.reading import FileReader
 
 
 def places_of(
@@ -75,7 +74,7 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
         back_group = opened.back_group_of(image)
         with (
             opened.leases(back_group).read(f"restore of {image.image}", warn=opened.warn),
-            FileReader(opened.staged_path(image)) as reader,
+            opened.staged(image).reader() as reader,
         ):
             yield CheckedReader(reader, chunks)
     else:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
-from pathlib import Path
 
 from nightferry.model.records import FreedRecord, ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.owed import policy_of
 from nightferry.ops.ownership import confirm
+from nightferry.ops.staged_files import Ending, StagedFiles
 from nightferry.plan.staging import freeable
-from nightferry.transfer.durable import durable_rename
 
-DAMAGED = ".damaged"
-"""What follows the name of a staged image that was found damaged."""
+log = logging.getLogger(__name__)
+
+WHOLE: tuple[Ending, ...] = (".tar", ".chunks", ".meta.json")
+"""What a whole image on staging consists of, in the order in which it is removed."""
 
 
 def free_room(opened: OpenSite, back_group: str) -> int:
@@ -42,14 +44,14 @@ def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) ->
 def _free(opened: OpenSite, back_group: str, needed_bytes: int) -> list[ImageRecord]:
     for image in _on_disk(opened, back_group):
         if opened.catalog.freed(image.image):
-            remove_staged(opened.staged_path(image))
+            remove_staged(opened, image)
     freed = may_free(opened, back_group, needed_bytes=needed_bytes)
     for image in freed:
         # The record comes first: a crash then leaves bytes too many, never a record of bytes that are gone.
         opened.catalog.append(
             FreedRecord(image=image.image, reason="its policy's copies are verified", at=opened.clock.now())
         )
-        remove_staged(opened.staged_path(image))
+        remove_staged(opened, image)
     return freed
 
 
@@ -66,23 +68,24 @@ def _on_disk(opened: OpenSite, back_group: str) -> list[ImageRecord]:
     return [
         image
         for image in opened.catalog.images()
-        if opened.back_group_of(image) == back_group and opened.staged_path(image).exists()
+        if opened.back_group_of(image) == back_group and opened.staged(image).size_bytes() is not None
     ]
 
 
-def set_aside(tar: Path) -> None:
+def set_aside(files: StagedFiles) -> None:
     """Takes a damaged image's name away, so that nothing takes it for one; what can be salvaged stays."""
     with suppress(FileNotFoundError):
-        durable_rename(tar, tar.with_name(tar.name + DAMAGED))
+        files.rename(".tar", ".tar.damaged")
 
 
-def side_path(tar: Path, side: str) -> Path:
-    """``x.tar`` → ``x.chunks`` or ``x.meta.json``."""
-    return tar.with_name(tar.name.removesuffix(".tar") + f".{side}")
+def remove_staged(opened: OpenSite, image: ImageRecord) -> None:
+    """Removes an image and its side files from staging, unless what bears its name there is another one: a record that
+    came back with a rebuilt catalog removes nothing that was not staged as it says.
 
-
-def remove_staged(tar: Path) -> None:
-    """Removes an image and its side files from staging; the tar goes first: no tar is ever without them."""
-    tar.unlink(missing_ok=True)
-    for side in ("chunks", "meta.json"):
-        side_path(tar, side).unlink(missing_ok=True)
+    The tar goes first: no tar is ever without its side files, and the record that proves it goes last.
+    """
+    files = opened.staged(image)
+    if files.is_of(image):
+        files.remove(*WHOLE)
+    elif files.size_bytes() is not None:
+        log.warning("%s is left alone: it was not staged as the image that is on record", files.tar)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from nightferry.errors import CatalogError, ConfigError, CopyMissing, NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.room import side_path
 from nightferry.ops.stage import read_index
 from nightferry.plan.restore_order import STAGING, choose_copies
-from nightferry.transfer.digest import image_digest
+from nightferry.transfer.digest import image_digest, table_bytes
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +99,10 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
 
 
 def _staged(opened: OpenSite, image: ImageRecord) -> SideFiles:
-    path = opened.staged_path(image)
+    files = opened.staged(image)
     with opened.working_on(back_group=opened.back_group_of(image), cancel=opened.cancel):
-        chunks = side_path(path, "chunks").read_bytes()
-        return SideFiles(read_index(path, chunks), chunks)
+        chunks = files.read(".chunks", table_bytes(image.size_bytes))
+        return SideFiles(read_index(files, chunks), chunks)
 
 
 def _keep(opened: OpenSite, image: ImageRecord, found: SideFiles) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from nightferry import __version__
@@ -34,18 +34,17 @@ from nightferry.model.stores import StoreRef, Tolerate
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.origin import new_line, origin_of, suspicion
 from nightferry.ops.ownership import confirm, watched
-from nightferry.ops.room import free_room, free_staging, remove_staged, side_path
+from nightferry.ops.room import WHOLE, free_room, free_staging
 from nightferry.ops.run_log import log_image
 from nightferry.ops.sources import open_source
+from nightferry.ops.staged_files import StagedFiles
 from nightferry.progress import Cancel, Progress
 from nightferry.source.base import Estimate
 from nightferry.transfer.base import CHUNK_BYTES
-from nightferry.transfer.digest import check_chunk, image_digest
+from nightferry.transfer.digest import check_chunk, image_digest, table_bytes
 from nightferry.transfer.direct import DirectWriter
-from nightferry.transfer.durable import durable_rename, replace_file
 from nightferry.transfer.files import NO_SPACE
 from nightferry.transfer.meter import Meter, to_json_lines
-from nightferry.transfer.reading import FileReader
 from nightferry.units import format_size
 
 log = logging.getLogger(__name__)
@@ -97,11 +96,9 @@ def _stage(
     if known is not None and not again and is_safe(opened, known):
         progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
         return known
-    folder = Path(opened.site.back_group(run.back_group).path) / group / store
-    for level in (folder.parent, folder):
-        level.mkdir(exist_ok=True, mode=0o700 if opened.site.staging.restricted else 0o750)
-    target = folder / f"{image}.tar"
-    if target.exists() and not again:
+    target = StagedFiles(Path(opened.site.back_group(run.back_group).path), image)
+    target.make_folder(0o700 if opened.site.staging.restricted else 0o750)
+    if target.size_bytes() is not None and not again:
         adopted = adopt(opened, target, progress, cancel)
         if adopted is not None:
             return adopted
@@ -173,17 +170,15 @@ def is_there(opened: OpenSite, image: ImageRecord) -> bool:
         return True
     if not opened.is_staged(image):
         return False
-    path = opened.staged_path(image)
-    with suppress(FileNotFoundError):
-        return path.stat().st_size == image.size_bytes and side_path(path, "chunks").exists()
-    return False
+    files = opened.staged(image)
+    return files.size_bytes() == image.size_bytes and files.size_bytes(".chunks") is not None
 
 
 def _write(
     opened: OpenSite,
     run: RunRecord,
     definition: StoreRef,
-    target: Path,
+    target: StagedFiles,
     *,
     progress: Progress,
     cancel: Cancel,
@@ -207,7 +202,7 @@ def _write(
         raise
 
 
-def _give_up(opened: OpenSite, run: RunRecord, sink: DirectWriter) -> None:
+def _give_up(opened: OpenSite, run: RunRecord, sink: DirectWriter, target: StagedFiles) -> None:
     """Takes a half-written image away; on a disk that is not ours any more nothing is changed."""
     try:
         confirm(opened, run.back_group)
@@ -215,29 +210,27 @@ def _give_up(opened: OpenSite, run: RunRecord, sink: DirectWriter) -> None:
         sink.abandon()
         raise
     sink.abort()
+    target.remove(".tar.partial")
 
 
-def _discard(target: Path) -> None:
+def _discard(target: StagedFiles) -> None:
     """Removes what an unfinished writing left; an image that has its name keeps its side files."""
-    sides = [side_path(target, side) for side in ("chunks", "meta.json")]
-    target.with_name(target.name + ".partial").unlink(missing_ok=True)
-    if not target.exists():
-        for path in sides:
-            path.unlink(missing_ok=True)
+    target.remove(".tar.partial")
+    if target.size_bytes() is None:
+        target.remove(".chunks", ".meta.json")
 
 
 def _write_image(
     opened: OpenSite,
     run: RunRecord,
     definition: StoreRef,
-    target: Path,
+    target: StagedFiles,
     *,
     progress: Progress,
     cancel: Cancel,
 ) -> tuple[ImageRecord, ImageSummary]:
     subject = definition.name
     group, store = definition
-    partial = target.with_name(target.name + ".partial")
     started = opened.clock.now()
     times = os.times()
     source = open_source(store, opened.scratch_folder(run.back_group))
@@ -246,10 +239,10 @@ def _write_image(
         origin = origin_of(definition)
         progress.begin(subject, "stage", estimate.bytes)
         with Meter() as meter:
-            sink = _reserve(opened, run, partial, expected_bytes(estimate), meter, cancel, subject)
+            sink = _reserve(opened, run, target, expected_bytes(estimate), meter, cancel, subject)
             try:
                 header = ImageHeader(
-                    image=target.name.removesuffix(".tar"),
+                    image=target.image,
                     run=run.run,
                     group=group.name,
                     store=store.name,
@@ -265,7 +258,7 @@ def _write_image(
                     source.write(writer, progress=progress, cancel=cancel, subject=subject)
                     summary = writer.finish()
             except BaseException:
-                _give_up(opened, run, sink)
+                _give_up(opened, run, sink, target)
                 raise
     finally:
         source.close()
@@ -290,7 +283,7 @@ def _write_image(
         index_offset=summary.index_offset,
         index_bytes=summary.index_bytes,
         index_digest=summary.index_digest,
-        path=f"{group.name}/{store.name}/{target.name}",
+        path=f"{group.name}/{store.name}/{target.image}.tar",
         node=run.node,
         started=started,
         ended=ended,
@@ -312,9 +305,9 @@ def _write_image(
         progress.say(f"{subject} slowed down by more than 10 % over 20 minutes: degraded", subject=subject)
     confirm(opened, run.back_group)
     opened.catalog.keep_samples(record.image, to_json_lines(meter.samples))
-    replace_file(side_path(target, "chunks"), summary.chunks)
-    replace_file(side_path(target, "meta.json"), record.model_dump_json(indent=1).encode() + b"\n")
-    durable_rename(partial, target)
+    target.replace(".chunks", summary.chunks)
+    target.replace(".meta.json", record.model_dump_json(indent=1).encode() + b"\n")
+    target.rename(".tar.partial", ".tar")
     progress.advance(subject, summary.payload_bytes)
     progress.end(subject, record.state)
     return record, summary
@@ -340,7 +333,7 @@ def _described(definition: StoreRef) -> dict[str, str]:
 def _reserve(
     opened: OpenSite,
     run: RunRecord,
-    partial: Path,
+    target: StagedFiles,
     size_bytes: int,
     meter: Meter,
     cancel: Cancel,
@@ -361,15 +354,19 @@ def _reserve(
                 subject=subject,
                 operation="stage",
             )
-        return DirectWriter(
-            partial,
-            settings=opened.ring_settings(),
-            expected_bytes=size_bytes,
-            meter=meter,
-            throttle=opened.staging_throttle(),
-            cancel=cancel,
-            mode=0o600 if opened.site.staging.restricted else 0o640,
-        )
+        fd = target.create(".tar.partial", 0o600 if opened.site.staging.restricted else 0o640)
+        try:
+            return DirectWriter(
+                f"{target.tar}.partial",
+                settings=opened.ring_settings(),
+                expected_bytes=size_bytes,
+                meter=meter,
+                throttle=opened.staging_throttle(),
+                cancel=cancel,
+                fd=fd,
+            )
+        finally:
+            os.close(fd)
 
 
 def judge(outcomes: Outcomes, tolerate: Tolerate) -> ImageState:
@@ -381,11 +378,11 @@ def judge(outcomes: Outcomes, tolerate: Tolerate) -> ImageState:
     return "partial" if exceeded or outcomes.unlisted else "whole"
 
 
-def read_back(path: Path, chunks: bytes, share: float, *, cancel: Cancel) -> None:
+def read_back(files: StagedFiles, chunks: bytes, share: float, *, cancel: Cancel) -> None:
     """Reads staged chunks again, past the page cache, and compares them with the chunk table.
 
     Args:
-        path: The staged image.
+        files: The staged image.
         chunks: Its chunk table.
         share: How much of it, 0 to 1; a sample always holds the first and the last chunk.
         cancel: Seen at every chunk.
@@ -400,7 +397,7 @@ def read_back(path: Path, chunks: bytes, share: float, *, cancel: Cancel) -> Non
     if share < 1:
         wanted = max(2, round(count * share))
         numbers = {0, count - 1} | set(random.sample(range(count), min(wanted, count)))
-    with FileReader(path) as reader:
+    with files.reader() as reader:
         for number in sorted(numbers):
             cancel.check()
             offset = number * CHUNK_BYTES
@@ -409,18 +406,18 @@ def read_back(path: Path, chunks: bytes, share: float, *, cancel: Cancel) -> Non
                 check_chunk(chunks, number, data)
 
 
-def read_index(path: Path, chunks: bytes) -> bytes:
+def read_index(files: StagedFiles, chunks: bytes) -> bytes:
     """The index's bytes out of an image file, checked against the chunk table.
 
     Raises:
         IntegrityError: the image is cut off or damaged.
     """
-    with FileReader(path) as reader:
+    with files.reader() as reader:
         image = ImageReader(reader, chunks)
         return image.reader.read(image.end.index_offset, image.end.index_bytes)
 
 
-def adopt(opened: OpenSite, target: Path, progress: Progress, cancel: Cancel) -> ImageRecord | None:
+def adopt(opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Cancel) -> ImageRecord | None:
     """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
     fails.
 
@@ -429,29 +426,27 @@ def adopt(opened: OpenSite, target: Path, progress: Progress, cancel: Cancel) ->
         Cancelled: stopped at a chunk; the image stays, and is looked at again.
     """
     try:
-        record = ImageRecord.model_validate_json(side_path(target, "meta.json").read_bytes())
-        if (f"{record.image}.tar", record.path) != (target.name, "/".join(target.parts[-3:])):
-            raise IntegrityError(f"the side files of {target.name} are those of {record.path}")
-        chunks = side_path(target, "chunks").read_bytes()
+        record = target.record()
+        chunks = target.read(".chunks", table_bytes(record.size_bytes))
         read_back(target, chunks, 1.0, cancel=cancel)
         index = read_index(target, chunks)
         if image_digest(chunks, index) != record.digest:
             raise IntegrityError(
-                f"{target.name} is not the image its side files describe", subject=record.image
+                f"{target.image} is not the image its side files describe", subject=record.image
             )
     except Cancelled:
         raise
     except (FileNotFoundError, ValueError, NightferryError) as error:
-        progress.say(f"an interrupted image is staged again: {error}", subject=target.name)
-        remove_staged(target)
+        progress.say(f"an interrupted image is staged again: {error}", subject=target.image)
+        target.remove(*WHOLE)
         return None
     except OSError as error:
         raise ClusterError(
-            f"cannot read the interrupted image {target}: {error.strerror}",
+            f"cannot read the interrupted image {target.tar}: {error.strerror}",
             hint="look at the disk and the kernel's log, then run again",
-            subject=target.name,
+            subject=target.image,
         ) from error
-    progress.say(f"{record.group}/{record.store} was staged before the interruption", subject=target.name)
+    progress.say(f"{record.group}/{record.store} was staged before the interruption", subject=target.image)
     _record(opened, record, index, chunks)
     return record
 

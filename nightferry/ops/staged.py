@@ -14,9 +14,10 @@ from nightferry.errors import IntegrityError, MediumDamaged
 from nightferry.image.chunks import checked
 from nightferry.image.reader import ImageReader
 from nightferry.model.records import ImageRecord
-from nightferry.ops.room import side_path
+from nightferry.ops.staged_files import StagedFiles
 from nightferry.progress import Cancel
 from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.transfer.digest import table_bytes
 from nightferry.transfer.reading import FileReader
 
 _SAMPLES = 16
@@ -48,7 +49,7 @@ class StagedOutgoing:
     def __init__(
         self,
         record: ImageRecord,
-        path: Path,
+        place: StagedFiles | Path,
         *,
         chunks: bytes | None = None,
         cancel: Cancel,
@@ -56,13 +57,13 @@ class StagedOutgoing:
         self.record = record
         self.done_bytes = 0
         """How far it has been handed out."""
-        self._path = path
+        self._place = place
         self._cancel = cancel
         try:
-            self._chunks = side_path(path, "chunks").read_bytes() if chunks is None else chunks
+            self._chunks = self._own_chunks() if chunks is None else chunks
             self._index = _StagedIndex(self)
             digest = self._index.image_digest()
-        except (FileNotFoundError, MediumDamaged, IntegrityError) as error:
+        except (OSError, MediumDamaged, IntegrityError) as error:
             raise self._damage(error) from error
         if digest != record.digest:
             raise StagedDamage(f"staged image {record.image} is not what was recorded", subject=record.image)
@@ -100,7 +101,7 @@ class StagedOutgoing:
     def chunks(self, first_chunk: int = 0) -> Iterator[memoryview]:
         done = first_chunk * CHUNK_BYTES
         try:
-            with FileReader(self._path) as reader:
+            with self._reader() as reader:
                 if reader.size_bytes != self.size_bytes:
                     raise IntegrityError(f"{reader.size_bytes} bytes instead of {self.size_bytes}")
                 rest = self.size_bytes - done
@@ -119,7 +120,7 @@ class StagedOutgoing:
     def samples(self) -> Iterator[bytes]:
         """Pieces from evenly spread places, 4 MiB at most; all of a smaller image."""
         try:
-            with FileReader(self._path) as reader:
+            with self._reader() as reader:
                 step = max(reader.size_bytes // _SAMPLES, _SAMPLE_BYTES)
                 for offset in range(0, reader.size_bytes, step):
                     self._cancel.check()
@@ -133,12 +134,20 @@ class StagedOutgoing:
         @contextmanager
         def opened() -> Iterator[ImageReader]:
             try:
-                with FileReader(self._path) as reader:
+                with self._reader() as reader:
                     yield ImageReader(reader, self._chunks)
             except (MediumDamaged, IntegrityError) as error:
                 raise self._damage(error) from error
 
         return opened()
+
+    def _reader(self) -> FileReader:
+        return self._place.reader() if isinstance(self._place, StagedFiles) else FileReader(self._place)
+
+    def _own_chunks(self) -> bytes:
+        if not isinstance(self._place, StagedFiles):
+            raise IntegrityError(f"there is no chunk table beside {self._place}")
+        return self._place.read(".chunks", table_bytes(self.record.size_bytes))
 
     def _damage(self, error: Exception) -> StagedDamage:
         return StagedDamage(f"image {self.image} on staging is damaged: {error}", subject=self.image)

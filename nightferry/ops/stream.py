@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from nightferry.destination.base import (
@@ -60,19 +59,17 @@ def stream_image(
     copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
         return copy
-    path = opened.staged_path(image)
     back_group = opened.back_group_of(image)
     with (
         opened.working_on(back_group=back_group, cancel=cancel) as narrower,
         watched(opened, back_group, narrower) as owned,
     ):
-        return _from_staging(opened, image, path, back_group, destination, progress=progress, cancel=owned)
+        return _from_staging(opened, image, back_group, destination, progress=progress, cancel=owned)
 
 
 def _from_staging(
     opened: OpenSite,
     image: ImageRecord,
-    path: Path,
     back_group: str,
     destination: str,
     *,
@@ -80,13 +77,13 @@ def _from_staging(
     cancel: Cancel,
 ) -> CopyRecord:
     try:
-        outgoing = StagedOutgoing(image, path, cancel=cancel)
+        outgoing = StagedOutgoing(image, opened.staged(image), cancel=cancel)
         return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     except StagedDamage:
         # What is read in the place of a disk that is gone says nothing of the image.
         confirm(opened, back_group)
         # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
-        set_aside(path)
+        set_aside(opened.staged(image))
         log.warning("image %s is damaged on staging: set aside", image.image)
         raise
 

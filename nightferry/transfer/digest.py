@@ -19,6 +19,11 @@ def chunk_digest(data: Bytes) -> bytes:
     return xxhash.xxh3_64_digest(data)
 
 
+def table_bytes(size_bytes: int) -> int:
+    """How long the chunk table of a file is."""
+    return -(-size_bytes // CHUNK_BYTES) * ENTRY_BYTES
+
+
 class ChunkTable:
     """The xxh3-64 of every 1 MiB of a file, kept while the file is written in order.
 

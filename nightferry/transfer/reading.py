@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +29,7 @@ class FileReader:
         buffer_bytes: Bytes of one piece, a multiple of 4096.
         buffers: Pieces read ahead, the one handed out included; at least 3.
         engine: What streams read ahead with.
+        opened: Opens it in place of ``path``, which then is only a name for messages.
 
     Raises:
         MediumDamaged: the file is not there.
@@ -43,6 +44,7 @@ class FileReader:
         buffer_bytes: int = 2 << 20,
         buffers: int = 4,
         engine: EngineName = "auto",
+        opened: Callable[[], int] | None = None,
     ) -> None:
         if buffer_bytes <= 0 or buffer_bytes % ALIGNMENT:
             raise ValueError(f"buffer_bytes must be a multiple of {ALIGNMENT}: {buffer_bytes}")
@@ -54,7 +56,7 @@ class FileReader:
         self._buffers = buffers
         self._engine: EngineName = engine
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if opened is None else opened()
         except FileNotFoundError as error:
             raise MediumDamaged(f"{self.path} is not there", hint="use another copy with --copy") from error
         except OSError as error:

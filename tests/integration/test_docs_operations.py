@@ -137,7 +137,7 @@ def test_an_image_that_spans_three_cartridges_is_its_parts_in_order(site: Path) 
         tape = TapeDestination(
             "small", VirtualLibrary(site / "small"), Pool("p", wait_for_media_s=0), register
         )
-        outgoing = StagedOutgoing(image, opened.staged_path(image), cancel=Cancel())
+        outgoing = StagedOutgoing(image, opened.staged(image), cancel=Cancel())
         with tape.lane(progress=QUIET, cancel=Cancel()) as lane:
             lane.put(outgoing, 1, progress=QUIET, cancel=Cancel())
         tape.close()

@@ -119,8 +119,7 @@ def test_a_store_taken_out_of_the_site_file_can_still_be_brought_back(
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
         # A staged image of it that was found damaged is no reason to stop the nights that follow.
-        (tar,) = site.disk.glob("SG2/b/*.tar")
-        set_aside(tar)
+        set_aside(opened.staged(opened.catalog.images("SG2", "b")[0]))
     expected = tmp_path / "expected"
     shutil.copytree(site.store("SG2/b"), expected, symlinks=True)
     with site.open(HandClock()) as opened:

@@ -273,7 +273,7 @@ def test_copies_with_streamed_indexes_are_those_with_held_ones(
         (path,) = site.home.rglob(f"images/{image.image}/index")
         summed = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
         assert (hashlib.sha256(body).hexdigest(), summed.split()[0]) == (wanted, wanted)
-        outgoing = staged.StagedOutgoing(image, opened.staged_path(image), cancel=Cancel())
+        outgoing = staged.StagedOutgoing(image, opened.staged(image), cancel=Cancel())
         assert hashlib.sha256(outgoing.side_files["index"]).hexdigest() == wanted
 
 

@@ -48,6 +48,7 @@ ABANDONED = re.compile(
     r"|write .*tape$|re(?:name|place) .*objects.*(data|meta.json)|freed|unlink .*/back/SG.*L#.(tar|chunks)$"
 )
 """What is worth killing when nobody reruns the night."""
+HELD = re.compile(rb"/proc/self/fd/[0-9]+")
 UNFINISHED = re.compile(r"^\.tmp-|\.(draft|partial)$")
 DAY = timedelta(days=1)
 
@@ -82,7 +83,9 @@ class Hook:
         what = args[0]
         if isinstance(what, int):
             return os.fsencode(os.readlink(f"/proc/self/fd/{what}"))
-        return os.path.abspath(os.fsencode(what))
+        path = os.path.abspath(os.fsencode(what))
+        opened = HELD.match(path)  # a name in a folder that is held by its descriptor
+        return os.readlink(opened[0]) + path[opened.end() :] if opened else path
 
     def _counts(self, name: str, args: tuple[Any, ...]) -> bool:
         if name == "open" and not args[1] & os.O_CREAT:

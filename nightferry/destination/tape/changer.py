@@ -17,8 +17,6 @@ UNREADABLE = "?"
 SEE_LIST = "`nightferry media list` shows what is where"
 """The hint of a move that cannot be."""
 
-BARCODE = r"[A-Za-z0-9][A-Za-z0-9_$.+%-]{0,31}"
-
 
 @dataclass(frozen=True, slots=True)
 class Address:

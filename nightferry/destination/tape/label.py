@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from nightferry.errors import ConfigError
+from nightferry.model.names import BARCODE, POOL
 
 _MAGIC = "NIGHTFERRY TAPE LABEL "
 _VERSION = 1
 LABEL_BYTES = 4096
 """What a label takes at most."""
 _FIELDS = {
-    "barcode": r"[A-Za-z0-9_$./+%-]{1,32}",
-    "pool": r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
+    "barcode": BARCODE,
+    "pool": POOL,
     "label": r"[0-9a-f]{32}",
     "created": r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z",
 }

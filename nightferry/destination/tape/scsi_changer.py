@@ -8,10 +8,11 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.tape.changer import BARCODE, SEE_LIST, UNREADABLE, Address, Element, ElementKind
+from nightferry.destination.tape.changer import SEE_LIST, UNREADABLE, Address, Element, ElementKind
 from nightferry.destination.tape.drive import TapeDrive
 from nightferry.destination.tape.scsi_device import Device, Refused
 from nightferry.errors import DestinationError, PositionLost
+from nightferry.model.names import BARCODE
 from nightferry.scsi import cdb
 from nightferry.scsi.cdb import ElementStatus, ElementType
 from nightferry.scsi.transport import Transport

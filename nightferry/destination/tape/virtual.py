@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from nightferry.destination.failure import os_errors
-from nightferry.destination.tape.changer import BARCODE, SEE_LIST, Address, Element
+from nightferry.destination.tape.changer import SEE_LIST, Address, Element
 from nightferry.destination.tape.drive import RECORD_BYTES
 from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
 from nightferry.destination.tape.lock import FileLock, locked, try_lock
 from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.errors import ConfigError, DestinationError, Unavailable
 from nightferry.model.findings import Finding
+from nightferry.model.names import BARCODE
 from nightferry.transfer.durable import (
     DRAFT_PREFIX,
     durable_rename,

@@ -50,7 +50,16 @@ def opened(folder: Path) -> Catalog:
     return Catalog(folder, node="TEX-ACTV-1", clock=StoppedClock())
 
 
-def run(name: str, day: int = 0, back_group: str = "B1", state: RunState = "staging") -> RunRecord:
+def named(store: str, day: int = 0, group: str = "SG1") -> str:
+    """The name of the store's image of a day's run."""
+    return f"{run_of(day)}.{group}.{store}.L0"
+
+
+def run_of(day: int = 0) -> str:
+    return f"2026030{day + 1}-B1"
+
+
+def run(name: str = run_of(), day: int = 0, back_group: str = "B1", state: RunState = "staging") -> RunRecord:
     return RunRecord(
         run=name, back_group=back_group, window="20260307", state=state, groups=("SG1",),
         selection={"SG1": ("priv1",)}, node="n", started=AT + timedelta(days=day),
@@ -58,14 +67,13 @@ def run(name: str, day: int = 0, back_group: str = "B1", state: RunState = "stag
 
 
 def image(
-    name: str,
-    day: int = 0,
     store: str = "priv1",
+    day: int = 0,
     state: ImageState = "whole",
-    run: str = "r",
     group: str = "SG1",
 ) -> ImageRecord:
     at = AT + timedelta(days=day)
+    name, run = named(store, day, group), run_of(day)
     return ImageRecord(
         image=name, run=run, group=group, store=store, source_kind="files", state=state, size_bytes=100,
         payload_bytes=90, files=1, digest="", index_offset=0, index_bytes=0, index_digest="",
@@ -74,40 +82,46 @@ def image(
 
 
 def copy(
-    name: str, destination: str = "tape", epoch: int = 1, state: CopyState = "whole", **rest: Any
+    store: str, destination: str = "tape", epoch: int = 1, state: CopyState = "whole", **rest: Any
 ) -> CopyRecord:
     return CopyRecord(
-        image=name, destination=destination, epoch=epoch, state=state, run="r", started=AT, **rest
+        image=named(store),
+        destination=destination,
+        epoch=epoch,
+        state=state,
+        run=run_of(),
+        started=AT,
+        **rest,
     )
 
 
-def failure(store: str, run: str = "r") -> FailureRecord:
+def failure(store: str, run: str = run_of()) -> FailureRecord:
     return FailureRecord(run=run, group="SG1", store=store, error="unreadable", exit_code=3, at=AT)
 
 
 def test_the_latest_result_of_a_subject_is_its_truth(catalog: Catalog, tmp_path: Path) -> None:
-    catalog.append(run("r1"))
-    ended = run("r1", state="ended")
+    catalog.append(run(run_of(1)))
+    ended = run(run_of(1), state="ended")
     catalog.append(ended)
     for look in (catalog, opened(tmp_path)):
-        assert look.latest(RunRecord, "r1") == ended
+        assert look.latest(RunRecord, run_of(1)) == ended
         assert look.all(RunRecord) == [ended]
-        assert look.latest(RunRecord, "r2") is None
-        assert look.latest(ImageRecord, "r1") is None
+        assert look.latest(RunRecord, run_of(2)) is None
+        assert look.latest(ImageRecord, named("priv1")) is None
 
 
 def test_an_intent_is_pending_until_a_result_and_never_the_truth(catalog: Catalog) -> None:
     writing, whole = copy("i", state="writing"), copy("i")
     catalog.append(writing, "intent")
     assert catalog.latest(CopyRecord, writing.subject) is None
-    assert catalog.copies("i") == []
+    assert catalog.copies(named("i")) == []
     assert catalog.pending(CopyRecord) == [writing]
     catalog.append(whole)
     assert catalog.pending(CopyRecord) == []
-    assert catalog.copies("i") == [whole]
+    assert catalog.copies(named("i")) == [whole]
     catalog.append(writing, "intent")
     assert catalog.pending(CopyRecord) == [writing]
-    assert catalog.copies("i") == [whole]
+    assert catalog.copies(named("i")) == [whole]
 
 
 def test_latest_event_serves_the_expectation(catalog: Catalog, tmp_path: Path) -> None:
@@ -138,64 +152,62 @@ def test_the_highest_epoch_owns_the_disk_not_the_last_word(catalog: Catalog, tmp
 
 
 def test_runs_come_newest_first_by_the_log_whatever_their_stamps_say(catalog: Catalog) -> None:
-    for record in (run("a", 1), run("b", 400), run("c", 2, back_group="B2"), run("d", 1)):
+    a, b, c, d = "20260302-B1", "20260301-B1", "20260304-B2", "20260303-B1"
+    for record in (run(a, 1), run(b, 400), run(c, 2, back_group="B2"), run(d, 1)):
         catalog.append(record)
-    catalog.append(run("a", 1))
-    assert [r.run for r in catalog.runs()] == ["d", "c", "b", "a"]
-    assert [r.run for r in catalog.runs("B2")] == ["c"]
+    catalog.append(run(a, 1))
+    assert [r.run for r in catalog.runs()] == [d, c, b, a]
+    assert [r.run for r in catalog.runs("B2")] == [c]
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_ones(catalog: Catalog) -> None:
-    catalog.append(run("20260308-TEX-BACK-1"))
-    catalog.append(image("20260308-TEX-BACK-1.SG1.priv1.L0"))
-    assert catalog.run("20260308-TEX-BACK-1").run == "20260308-TEX-BACK-1"
-    with pytest.raises(ConfigError, match="no run '20260309-TEX-BACK-1'") as caught:
-        catalog.run("20260309-TEX-BACK-1")
-    assert "20260308-TEX-BACK-1" in caught.value.hint
+    catalog.append(run("20260301-B1"))
+    catalog.append(image())
+    assert catalog.run("20260301-B1").run == "20260301-B1"
+    with pytest.raises(ConfigError, match="no run '20260309-B1'") as caught:
+        catalog.run("20260309-B1")
+    assert "20260301-B1" in caught.value.hint
     with pytest.raises(ConfigError, match="no image") as caught:
-        catalog.image("20260308-TEX-BACK-1.SG1.priv1")
-    assert "20260308-TEX-BACK-1.SG1.priv1.L0" in caught.value.hint
+        catalog.image("20260301-B1.SG1.priv1")
+    assert "20260301-B1.SG1.priv1.L0" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
         catalog.run("zzz")
     assert "nightferry runs" in caught.value.hint
 
 
 def test_a_failure_counts_until_the_store_is_staged(catalog: Catalog) -> None:
-    catalog.append(image("old", store="priv1", run="other"))
+    catalog.append(image("priv1", 1))
     catalog.append(failure("priv1"))
     catalog.append(failure("priv2"))
-    catalog.append(failure("priv3", run="other"))
-    assert [f.store for f in catalog.failures("r")] == ["priv1", "priv2"]
-    catalog.append(image("i1", store="priv1"))
-    assert [f.store for f in catalog.failures("r")] == ["priv2"]
+    catalog.append(failure("priv3", run=run_of(1)))
+    assert [f.store for f in catalog.failures(run_of())] == ["priv1", "priv2"]
+    catalog.append(image("priv1"))
+    assert [f.store for f in catalog.failures(run_of())] == ["priv2"]
     catalog.append(failure("priv1"))
-    assert [f.store for f in catalog.failures("r")] == ["priv2", "priv1"]
+    assert [f.store for f in catalog.failures(run_of())] == ["priv2", "priv1"]
 
 
 def test_images_are_found_by_group_store_and_run(catalog: Catalog) -> None:
-    for record in (
-        image("a", 0),
-        image("b", 1, "priv2"),
-        image("c", 2, run="r2"),
-        image("d", 1, group="SG2"),
-    ):
+    a, b, c, d = image(), image("priv2", 1), image("priv1", 2), image(day=1, group="SG2")
+    for record in (a, b, c, d):
         catalog.append(record)
-    assert [i.image for i in catalog.images()] == ["d", "c", "b", "a"]
-    assert [i.image for i in catalog.images("SG1")] == ["c", "b", "a"]
-    assert [i.image for i in catalog.images("SG1", "priv1")] == ["c", "a"]
-    assert [i.image for i in catalog.images(run="r2")] == ["c"]
-    assert catalog.image("d").group == "SG2"
+    assert catalog.images() == [d, c, b, a]
+    assert catalog.images("SG1") == [c, b, a]
+    assert catalog.images("SG1", "priv1") == [c, a]
+    assert catalog.images(run=run_of(2)) == [c]
+    assert catalog.image(d.image).group == "SG2"
 
 
 def test_the_image_as_of_a_time_is_the_newest_whole_one_that_had_begun(catalog: Catalog) -> None:
-    for record in (image("a", 0), image("b", 1, state="partial"), image("c", 2)):
+    for record in (image(), image(day=1, state="partial"), image(day=2)):
         catalog.append(record)
+    first, last = named("priv1"), named("priv1", 2)
 
     def as_of(day: float) -> str | None:
         found = catalog.image_as_of("SG1", "priv1", AT + timedelta(days=day))
         return found.image if found else None
 
-    assert [as_of(day) for day in (-0.1, 0, 0.9, 1.5, 2)] == [None, "a", "a", "a", "c"]
+    assert [as_of(day) for day in (-0.1, 0, 0.9, 1.5, 2)] == [None, first, first, first, last]
     assert catalog.image_as_of("SG1", "priv2", AT) is None
 
 
@@ -208,50 +220,57 @@ def test_the_highest_epoch_of_each_destination_is_the_copy(catalog: Catalog, tmp
     ):
         catalog.append(record)
     for look in (catalog, opened(tmp_path)):
-        assert [(c.destination, c.epoch, c.state) for c in look.copies("i")] == [
+        assert [(c.destination, c.epoch, c.state) for c in look.copies(named("i"))] == [
             ("cloud", 1, "whole"),
             ("tape", 2, "verified"),
         ]
-        assert [(c.destination, c.epoch) for c in look.all_copies("i")] == [
+        assert [(c.destination, c.epoch) for c in look.all_copies(named("i"))] == [
             ("cloud", 1),
             ("tape", 1),
             ("tape", 2),
         ]
-        assert look.copies("k") == []
+        assert look.copies(named("k")) == []
 
 
 def test_an_epoch_that_was_only_begun_is_never_used_again(catalog: Catalog, tmp_path: Path) -> None:
-    assert catalog.next_epoch("i", "tape") == 1
+    assert catalog.next_epoch(named("i"), "tape") == 1
     catalog.append(copy("i", "tape", 1, "writing"), "intent")
-    assert catalog.next_epoch("i", "tape") == 2
-    assert catalog.next_epoch("i", "cloud") == 1
-    assert catalog.next_epoch("j", "tape") == 1
-    assert opened(tmp_path).next_epoch("i", "tape") == 2
+    assert catalog.next_epoch(named("i"), "tape") == 2
+    assert catalog.next_epoch(named("i"), "cloud") == 1
+    assert catalog.next_epoch(named("j"), "tape") == 1
+    assert opened(tmp_path).next_epoch(named("i"), "tape") == 2
 
 
 def test_seals_approvals_selections_and_freed_images(catalog: Catalog) -> None:
     def seal(number: int) -> SealRecord:
         return SealRecord(
-            run="r", back_group="B1", number=number, epoch=1, node="n", at=AT, stores=(), digest=f"d{number}"
+            run=run_of(),
+            back_group="B1",
+            number=number,
+            epoch=1,
+            node="n",
+            at=AT,
+            stores=(),
+            digest=f"d{number}",
         )
 
     def approval(digest: str, store: str) -> ApprovalRecord:
-        return ApprovalRecord(run="r", seal_digest=digest, stores=(store,), reason="x", who="me", at=AT)
+        return ApprovalRecord(run=run_of(), seal_digest=digest, stores=(store,), reason="x", who="me", at=AT)
 
-    assert (catalog.seal("r"), catalog.approvals("r"), catalog.selection("SG1")) == (None, [], None)
+    assert (catalog.seal(run_of()), catalog.approvals(run_of()), catalog.selection("SG1")) == (None, [], None)
     catalog.append(seal(1))
     catalog.append(seal(2))
-    assert catalog.seal("r") == seal(2)
+    assert catalog.seal(run_of()) == seal(2)
     catalog.append(approval("d1", "SG1/priv1"))
     catalog.append(approval("d2", "SG1/priv1"))
-    assert [a.seal_digest for a in catalog.approvals("r")] == ["d1", "d2"]
+    assert [a.seal_digest for a in catalog.approvals(run_of())] == ["d1", "d2"]
     assert catalog.approvals("other") == []
     fixed = SelectionRecord(group="SG1", stores=("priv1",), at=AT)
     catalog.append(fixed)
     assert catalog.selection("SG1") == fixed
-    assert not catalog.freed("i")
-    catalog.append(FreedRecord(image="i", reason="copies verified", at=AT))
-    assert catalog.freed("i")
+    assert not catalog.freed(named("i"))
+    catalog.append(FreedRecord(image=named("i"), reason="copies verified", at=AT))
+    assert catalog.freed(named("i"))
 
 
 def test_a_cartridge_knows_the_images_that_still_live_on_it(catalog: Catalog) -> None:
@@ -272,15 +291,15 @@ def test_a_cartridge_knows_the_images_that_still_live_on_it(catalog: Catalog) ->
     catalog.append(copy("elsewhere", "other", location=on("A1")))
     catalog.append(copy("object", "tape", location={"key": "images/x"}))
     catalog.append(copy("gone", state="lost", location=on("A1")))
-    assert catalog.live_images("tape", "A1") == ["one", "spanning"]
-    assert catalog.live_images("tape", "A2") == ["spanning"]
+    assert catalog.live_images("tape", "A1") == [named("one"), named("spanning")]
+    assert catalog.live_images("tape", "A2") == [named("spanning")]
     assert catalog.live_images("tape", "A3") == []
 
 
 def test_an_older_epoch_still_lives_on_its_cartridge(catalog: Catalog) -> None:
     catalog.append(copy("i", epoch=1, location={"parts": [{"barcode": "A1"}]}))
     catalog.append(copy("i", epoch=2, location={"parts": [{"barcode": "A2"}]}))
-    assert catalog.live_images("tape", "A1") == ["i"]
+    assert catalog.live_images("tape", "A1") == [named("i")]
 
 
 def test_what_expired_does_not_keep_a_cartridge_and_what_may_be_on_it_does(catalog: Catalog) -> None:
@@ -289,21 +308,20 @@ def test_what_expired_does_not_keep_a_cartridge_and_what_may_be_on_it_does(catal
     catalog.append(copy("expiring", state="expiring", location=a1))
     catalog.append(copy("cut-off", state="writing"))
     catalog.append(copy("elsewhere", state="writing"))
-    assert catalog.live_images("tape", "A1") == ["expiring"]
+    assert catalog.live_images("tape", "A1") == [named("expiring")]
+    on_it = (named("expired"), named("cut-off"))
     catalog.append(
-        CartridgeRecord(
-            barcode="A1", destination="tape", pool="p", state="full", images=("expired", "cut-off"), at=AT
-        )
+        CartridgeRecord(barcode="A1", destination="tape", pool="p", state="full", images=on_it, at=AT)
     )
-    assert catalog.live_by_cartridge("tape") == {"A1": {"expiring", "cut-off"}}
+    assert catalog.live_by_cartridge("tape") == {"A1": {named("expiring"), named("cut-off")}}
 
 
 def test_an_image_has_expired_when_nothing_of_it_is_left_and_the_retention_took_it(catalog: Catalog) -> None:
     def freed(name: str, **more: bool) -> FreedRecord:
-        return FreedRecord(image=name, reason="", at=AT, **more)
+        return FreedRecord(image=named(name), reason="", at=AT, **more)
 
     for name in ("staged", "gone", "lost", "half", "partial"):
-        catalog.append(image(name, day=len(name)))
+        catalog.append(image(name))
     catalog.append(copy("staged", state="expired"))
     for name in ("gone", "lost", "half"):
         catalog.append(freed(name))
@@ -315,28 +333,27 @@ def test_an_image_has_expired_when_nothing_of_it_is_left_and_the_retention_took_
     catalog.append(copy("half", "folder", state="damaged"))
     catalog.append(freed("partial", expired=True))
     names = ("staged", "gone", "lost", "half", "partial", "unknown")
-    assert [name for name in names if catalog.expired(name)] == ["gone", "partial"]
-    as_of = catalog.image_as_of("SG1", "priv1", None)
-    assert as_of is not None
-    assert as_of.image == "half"
+    assert [name for name in names if catalog.expired(named(name))] == ["gone", "partial"]
+    assert catalog.image_as_of("SG1", "staged", None) == image("staged")
+    assert catalog.image_as_of("SG1", "gone", None) is None
 
 
 def test_a_hold_lasts_until_it_is_taken_back(catalog: Catalog) -> None:
     def record(name: str, held: bool) -> HoldRecord:
-        return HoldRecord(image=name, held=held, reason="why", who="me", at=AT)
+        return HoldRecord(image=named(name), held=held, reason="why", who="me", at=AT)
 
     catalog.append(record("a", True))
     catalog.append(record("b", True))
     catalog.append(record("a", False))
-    assert (catalog.hold("a"), catalog.hold("c")) == (None, None)
-    assert [hold.image for hold in catalog.holds()] == ["b"]
+    assert (catalog.hold(named("a")), catalog.hold(named("c"))) == (None, None)
+    assert [hold.image for hold in catalog.holds()] == [named("b")]
 
 
 def test_refresh_shows_what_others_wrote(catalog: Catalog, tmp_path: Path) -> None:
-    opened(tmp_path).append(run("r1"))
+    opened(tmp_path).append(run(run_of(1)))
     assert catalog.runs() == []
     assert catalog.refresh() == 1
-    assert [r.run for r in catalog.runs()] == ["r1"]
+    assert [r.run for r in catalog.runs()] == [run_of(1)]
 
 
 def test_indexes_are_kept_whole_beside_the_log(catalog: Catalog, tmp_path: Path) -> None:
@@ -357,7 +374,7 @@ def test_indexes_are_kept_whole_beside_the_log(catalog: Catalog, tmp_path: Path)
 
 
 def test_an_export_is_the_whole_catalog_in_one_file(catalog: Catalog, tmp_path: Path) -> None:
-    catalog.append(run("r1"))
+    catalog.append(run(run_of(1)))
     catalog.append(copy("i", state="writing"), "intent")
     catalog.compact()
     catalog.append(image("i"))
@@ -369,7 +386,7 @@ def test_an_export_is_the_whole_catalog_in_one_file(catalog: Catalog, tmp_path: 
     assert again.runs() == catalog.runs()
     assert again.pending(CopyRecord) == catalog.pending(CopyRecord)
     assert again.export() == data
-    assert again.append(run("r2")).sequence == 4
+    assert again.append(run(run_of(2))).sequence == 4
     with pytest.raises(CatalogError, match="there is a catalog in"):
         Catalog.from_export(data, new, node="n")
     with pytest.raises(CatalogError, match="garbled"):
@@ -386,13 +403,13 @@ def test_a_folder_that_is_not_there_is_refused_and_can_be_made(tmp_path: Path) -
         opened(folder)
     assert caught.value.exit_code == 60
     assert "mounted" in caught.value.hint
-    Catalog.create(folder, node="n").append(run("r1"))
+    Catalog.create(folder, node="n").append(run(run_of(1)))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert len(Catalog.create(folder, node="n").runs()) == 1
 
 
 def test_a_record_of_a_newer_release_is_named_when_asked_for(catalog: Catalog, tmp_path: Path) -> None:
-    catalog.append(run("r1"))
+    catalog.append(run(run_of(1)))
     path = tmp_path / "events" / "000000000001.json"
     path.write_text(path.read_text().replace('"node":', '"nodes":'))
     look = opened(tmp_path)
@@ -403,13 +420,13 @@ def test_a_record_of_a_newer_release_is_named_when_asked_for(catalog: Catalog, t
 
 
 def test_kinds_of_a_newer_release_stay_in_the_log(catalog: Catalog, tmp_path: Path) -> None:
-    catalog.append(run("r1"))
+    catalog.append(run(run_of(1)))
     path = tmp_path / "events" / "000000000001.json"
     path.write_text(path.read_text().replace('"kind": "run"', '"kind": "wagon"'))
     look = opened(tmp_path)
     assert look.runs() == []
     assert pq.read_table(io.BytesIO(look.export())).column("kind").to_pylist() == ["wagon"]
-    assert look.append(run("r2")).sequence == 2
+    assert look.append(run(run_of(2))).sequence == 2
 
 
 def test_a_location_that_is_not_json_is_refused(catalog: Catalog) -> None:

@@ -92,7 +92,7 @@ def test_the_dead_hold_nobody_up_for_longer_than_a_lease(place: MemoryStorage) -
     with at(place, "TEX-ACTV-1", clock).exclusive():
         assert LEASE_S <= clock.waited <= 1.1 * LEASE_S
         with pytest.raises(BusyError, match="not this run's any more"):
-            dead.append(FreedRecord(image="i", reason="late", at=HandClock().now()))
+            dead.append(FreedRecord(image=f"20261110-{GROUP}.SG1.i.L0", reason="late", at=HandClock().now()))
     moving = at(place, "TEX-ACTV-1").exclusive()
     moving.__enter__()
     clock = Watching()

@@ -20,7 +20,7 @@ AT = datetime(2026, 11, 30, 20, tzinfo=UTC)
 def image(
     size_bytes: int = 0, files: int = 1, *, kind: str = "files", origin: Origin | None = None, name: str = "i"
 ) -> ImageRecord:
-    return ImageRecord(
+    return ImageRecord.model_construct(
         image=name,
         run="20261130-TEX-BACK-1",
         group="SG1",

@@ -19,7 +19,7 @@ SPEEDS = {"tape": TAPE_SPEED, "cloud": OBJECT_SPEED, "folder": FOLDER_SPEED}
 
 
 def image(size_bytes: int = GIB) -> ImageRecord:
-    return ImageRecord(
+    return ImageRecord.model_construct(
         image="i", run="r", group="SG1", store="priv1", source_kind="files", state="whole",
         size_bytes=size_bytes, payload_bytes=size_bytes, files=1, digest="", index_offset=0, index_bytes=0,
         index_digest="", path="SG1/priv1/i.tar", node="n", started=AT, ended=AT,
@@ -27,7 +27,9 @@ def image(size_bytes: int = GIB) -> ImageRecord:
 
 
 def copy(destination: str, state: CopyState = "verified") -> CopyRecord:
-    return CopyRecord(image="i", destination=destination, epoch=1, state=state, run="r", started=AT)
+    return CopyRecord.model_construct(
+        image="i", destination=destination, epoch=1, state=state, run="r", started=AT
+    )
 
 
 def names(*copies: CopyRecord, staged: bool = False, wanted_bytes: int | None = None) -> list[str]:
@@ -81,7 +83,7 @@ def test_a_destination_of_unknown_speed_counts_as_tape() -> None:
 
 def placed(image: str, destination: str, *parts: tuple[str, int]) -> CopyRecord:
     location = {"parts": [{"barcode": barcode, "file": file} for barcode, file in parts]}
-    return CopyRecord(
+    return CopyRecord.model_construct(
         image=image,
         destination=destination,
         epoch=1,

@@ -12,7 +12,7 @@ BOTH = CopyPolicy(("tape", "cloud"))
 
 def image(name: str, day: int, store: str = "priv1", state: ImageState = "whole") -> ImageRecord:
     at = AT + timedelta(days=day)
-    return ImageRecord(
+    return ImageRecord.model_construct(
         image=name, run="r", group="SG1", store=store, source_kind="files", state=state, size_bytes=100,
         payload_bytes=90, files=1, digest="", index_offset=0, index_bytes=0, index_digest="",
         path=f"SG1/{store}/{name}.tar", node="n", started=at, ended=at,
@@ -20,7 +20,9 @@ def image(name: str, day: int, store: str = "priv1", state: ImageState = "whole"
 
 
 def copy(name: str, destination: str, state: CopyState = "verified") -> CopyRecord:
-    return CopyRecord(image=name, destination=destination, epoch=1, state=state, run="r", started=AT)
+    return CopyRecord.model_construct(
+        image=name, destination=destination, epoch=1, state=state, run="r", started=AT
+    )
 
 
 def verified(*names: str) -> dict[str, list[CopyRecord]]:
