@@ -150,9 +150,9 @@ class ImageRecord(Record):
     """None: of a release that did not record it."""
     suspect: str = ""
     """Why it can hardly be what the store should be; empty: nothing speaks against it."""
-    policy: tuple[str, ...] | None = None
+    policy: tuple[SafeName, ...] | None = None
     """Destinations that its storage group named when it was staged: copies are owed there. None: not recorded."""
-    at_least: int | None = None
+    at_least: Count | None = None
     """How many of them let staging free it; None: all."""
 
     @property
@@ -460,7 +460,7 @@ class AwayRecord(Record):
     """Why no copy could be begun at a destination."""
 
     kind: ClassVar[str] = "away"
-    destination: str
+    destination: SafeName
     error: str
     at: AwareDatetime
 
@@ -473,7 +473,7 @@ class ForgottenRecord(Record):
     """An operator's word that what an image owes, or that it is lost, is given up."""
 
     kind: ClassVar[str] = "forgotten"
-    image: str
+    image: ImageText
     reason: str
     who: str
     at: AwareDatetime
@@ -487,9 +487,9 @@ class AdoptionRecord(Record):
     """An operator's word that one store goes on as another: their images are one line."""
 
     kind: ClassVar[str] = "adoption"
-    old: str
+    old: StoreText
     """``GROUP/STORE`` before."""
-    new: str
+    new: StoreText
     """``GROUP/STORE`` from then on."""
     who: str
     at: AwareDatetime
@@ -503,7 +503,7 @@ class ClockRecord(Record):
     """An operator's word that the clock was right when it was given, and that later stamps are wrong."""
 
     kind: ClassVar[str] = "clock"
-    wrong: tuple[str, ...]
+    wrong: tuple[RunText, ...]
     """Runs whose stamps, and nights, are wrong."""
     reason: str
     who: str
@@ -574,7 +574,7 @@ class RebuildRecord(Record):
     kind: ClassVar[str] = "rebuild"
     rebuild: str
     """Its name: when it was made, UTC."""
-    copy_from: str
+    copy_from: SafeName
     """The destination that it was made from."""
     begun_from: str = ""
     """The copy of the catalog that it began with."""

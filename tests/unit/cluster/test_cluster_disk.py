@@ -30,7 +30,14 @@ def seal(number=1, **changes):
         "node": "TEX-ACTV-1",
         "at": AT,
         "stores": (
-            SealedStore(group="SG1", store="priv1", state="whole", image="i", size_bytes=1, digest="00"),
+            SealedStore(
+                group="SG1",
+                store="priv1",
+                state="whole",
+                image="20261130-TEX-BACK-1.SG1.priv1.L0",
+                size_bytes=1,
+                digest="00",
+            ),
         ),
         "digest": "ab",
     }
