@@ -8,6 +8,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from nightferry.ops.state import keep_private
 from nightferry.transfer.temporary import clear_dead_folders, mark_folder
 
 _WORKING = re.compile(r"tmp[a-z0-9_]{8}prefect")
@@ -17,7 +18,7 @@ _RUNTIME = re.compile(r"prefect-workspace-attempt-[a-z0-9_]{8}")
 @cache
 def adopt_worker_folders() -> None:
     """Once in a process that a worker started: notes in its folders who works there, and removes those whose processes
-    are dead. Elsewhere it does nothing."""
+    are dead. What the process writes is its user's alone from then on. Elsewhere it does nothing."""
     above = _prefect_above()
     if not above:
         return
@@ -33,6 +34,7 @@ def adopt_worker_folders() -> None:
         ):
             mark_folder(folder, pids)
     clear_dead_folders()
+    keep_private()
 
 
 def _prefect_above() -> list[tuple[int, list[bytes]]]:

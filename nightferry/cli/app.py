@@ -146,8 +146,13 @@ def _run(arguments: Sequence[str], session: Session) -> int:
             out.result({}, overview())
             return 0
         from nightferry.cli.commands import dispatch
+        from nightferry.ops.state import keep_private
 
-        returned = dispatch(arguments)
+        undo = keep_private()
+        try:
+            returned = dispatch(arguments)
+        finally:
+            undo()
         out.close()
         return returned if isinstance(returned, int) else 0
     except NightferryError as error:

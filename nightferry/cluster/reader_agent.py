@@ -40,7 +40,10 @@ def install_agent(agents: Path = OCF_AGENTS) -> Path:
     """
     path = agents / PROVIDER / AGENT
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
+            # Whatever the umask: the cluster's own user reads it, too.
+            path.parent.chmod(0o755)
         remove_dead_drafts(path.parent)
         replace_file(path, AGENT_PATH.read_bytes())
         path.chmod(0o755)

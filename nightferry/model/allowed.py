@@ -67,10 +67,15 @@ def allow(site: str, digest: str, who: str, at: datetime) -> Path:
     lines = [f"{digest}  # {at:%Y-%m-%d %H:%M:%S}Z by {who}", *kept[: KEPT - 1]]
     partial = path.with_name(f".{site}.partial")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        for level in (folder.parent, folder):
+            if not level.is_dir():
+                level.mkdir(parents=True)
+                # Whatever the umask: workers that are not root read it, too.
+                level.chmod(0o755)
         partial.unlink(missing_ok=True)
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w") as file:
+            os.fchmod(fd, 0o644)
             file.write("".join(f"{line}\n" for line in lines))
         partial.replace(path)
     except OSError as error:

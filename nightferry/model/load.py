@@ -21,19 +21,17 @@ from pydantic_core import ErrorDetails
 from nightferry.errors import ConfigError
 from nightferry.model.consistency import problems
 from nightferry.model.site import Site
+from nightferry.model.toml_bounds import MAX_BYTES, out_of_bounds
 from nightferry.model.toml_lines import Path as KeyPath
-from nightferry.model.toml_lines import TomlLines, deep_key
+from nightferry.model.toml_lines import TomlLines
 
 SYSTEM_SITE = Path("/etc/nightferry/nightferry.toml")
 """A machine's own site file."""
 SEARCHED = (Path("nightferry.toml"), SYSTEM_SITE)
-MAX_BYTES = 4 << 20
 MOST_SHOWN = 20
 """Errors that are explained; of the others only the number is."""
 LONGEST = 500
 """Characters of a key or of what is wrong with it."""
-MAX_DEPTH = 32
-"""Parts of a dotted key: the time that parsing takes grows with their square."""
 _WORD = re.compile(r"\w+")
 
 
@@ -94,20 +92,14 @@ def parse_site(text: str, source: str = "the site file") -> Site:
     Raises:
         ConfigError: naming every wrong key with its line.
     """
-    deep = deep_key(text, MAX_DEPTH)
-    if deep is not None:
-        raise ConfigError(f"{source}, line {deep}: a key of more than {MAX_DEPTH} parts", subject=source)
+    beyond = out_of_bounds(text)
+    if beyond:
+        raise ConfigError(f"{source}, {beyond}", subject=source)
     try:
         raw = tomllib.loads(text)
         lines = TomlLines(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not TOML: {_decode_place(error)}", subject=source) from None
-    except RecursionError:
-        raise ConfigError(f"{source} is nested too deeply", subject=source) from None
-    except ValueError as error:  # a number of thousands of digits
-        raise ConfigError(
-            f"{source} is not TOML: {str(error).partition(';')[0].lower()}", subject=source
-        ) from None
     _complete(raw)
     try:
         site = Site.model_validate(raw)

@@ -19,15 +19,6 @@ _STRING = re.compile(
 )
 
 
-def deep_key(text: str, most: int) -> int | None:
-    """The line, from 1, of the first dotted key of more than ``most`` parts; None when there is none. The text may be
-    anything."""
-    for found in _DOTTED.finditer(text):
-        if found[0].count(".") >= most and len(_ONE_KEY.findall(found[0])) > most:
-            return text.count("\n", 0, found.start()) + 1
-    return None
-
-
 class TomlLines:
     """Lines by key path; an array of tables counts from 0, as tomllib's lists do."""
 
@@ -105,7 +96,7 @@ def _keys(text: str, at: int) -> tuple[Path, int]:
 
 
 def _unquote(key: str) -> str:
-    return next(iter(tomllib.loads(f"{key} = 0")))
+    return next(iter(tomllib.loads(f"{key} = 0"))) if key[0] in "\"'" else key
 
 
 def _value(text: str, at: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -13,12 +14,14 @@ from nightferry.errors import NotInThisRelease
 from nightferry.model.destinations import IscsiLibrary, NdmpLibrary, ScsiLibrary, VirtualLibrary
 from nightferry.model.destinations import Library as LibrarySettings
 from nightferry.model.secrets import resolve_secret
+from nightferry.ops.state import make_private_folder, state_home
 
 if TYPE_CHECKING:
     from nightferry.destination.tape.scsi_open import Options
 
-HOST_LOCKS = Path("/run/lock")
-"""Where processes of this host find each other's locks, whatever site they work for (FHS 3.0 §3.15)."""
+HOST_LOCKS = Path("/run/nightferry-locks")
+"""Where root's processes on this host find each other's locks, whatever site they work for. Not in /run/lock, where
+everyone may write: whoever made a lock's file first could keep us from a drive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def open_library(settings: LibrarySettings, keepers: Keepers, clock: Clock) -> L
 def _options(settings: IscsiLibrary | ScsiLibrary, keepers: Keepers) -> Options:
     from nightferry.destination.tape.scsi_open import Options
 
-    folders = (HOST_LOCKS, keepers.folder)
+    folders = (_host_locks(), keepers.folder)
     return Options(
         locks=tuple(folder for folder in folders if folder is not None),
         elements=settings.elements,
@@ -79,3 +82,8 @@ def _options(settings: IscsiLibrary | ScsiLibrary, keepers: Keepers) -> Options:
         leases=keepers.leases,
         one_host=keepers.one_host,
     )
+
+
+def _host_locks() -> Path:
+    """Root's folder of locks; for other users, to whom /run is closed, one in their own state folder."""
+    return HOST_LOCKS if os.geteuid() == 0 else make_private_folder(state_home()) / "locks"

@@ -230,6 +230,7 @@ def _descend(root: Path, names: tuple[str, ...], *, mode: int | None = None) -> 
             if mode is not None:
                 try:
                     os.mkdir(name, mode, dir_fd=fd)
+                    os.chmod(name, mode, dir_fd=fd)  # whatever the umask
                 except FileExistsError:
                     pass
             inner = os.open(name, _FOLDER, dir_fd=fd)

@@ -5,7 +5,11 @@ Nothing that is true of a backup lies here. Folders are 0700 and files 0600, wha
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -35,3 +39,32 @@ def write_private(path: Path, content: bytes) -> None:
     with open(fd, "wb") as file:
         file.write(content)
     partial.replace(path)
+
+
+def keep_private() -> Callable[[], None]:
+    """From now on what this process and its children write is their user's alone, where no mode is given, too.
+
+    The umask is 077. Temporary files lie in the state folder where the system's own temporary directory is one that
+    everyone may write; when the state folder cannot be written they stay there, in folders of their own.
+
+    Returns:
+        What makes it as it was.
+    """
+    umask = os.umask(0o077)
+    before, chosen = os.environ.get("TMPDIR"), tempfile.tempdir
+    with contextlib.suppress(OSError):
+        if os.stat(tempfile.gettempdir()).st_mode & stat.S_IWOTH:
+            folder = make_private_folder(make_private_folder(state_home()) / "tmp")
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+                os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+    def undo() -> None:
+        os.umask(umask)
+        tempfile.tempdir = chosen
+        if before is None:
+            os.environ.pop("TMPDIR", None)
+        else:
+            os.environ["TMPDIR"] = before
+
+    return undo

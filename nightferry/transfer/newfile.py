@@ -128,7 +128,10 @@ class NewFile:
     def _create(self, mode: int) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            return os.open(self.path, flags, mode)
+            fd = os.open(self.path, flags, 0o600)
+            if mode != 0o600:
+                os.fchmod(fd, mode)  # whatever the umask
+            return fd
         except FileExistsError as error:
             raise BusyError(
                 f"{self.path} exists already", hint="another run is writing it, or an interrupted one left it"

@@ -121,7 +121,7 @@ class ScsiLibrary:
                 try:
                     if not folder.is_dir():
                         # Only who uses a drive makes it: a look leaves nothing behind.
-                        folder.mkdir(mode=0o700)
+                        folder.mkdir(mode=0o700, exist_ok=True)
                     lock = try_lock(folder / name, self._token)
                 except OSError as error:
                     if not taken or error.errno not in UNWRITABLE:

@@ -1,7 +1,10 @@
 """Site files that are too much: an error at once, and a short one. A dotted key of 50,000 parts once took minutes."""
 
+from pathlib import Path
+
 import pytest
 
+from nightferry.cli.app import main
 from nightferry.errors import ConfigError
 from nightferry.model.load import parse_site
 
@@ -12,9 +15,13 @@ MUCH = {
     "a dotted header": "[a" + ".a" * 50_000 + "]",
     "a dotted key in a table": "x = {a" + ".a" * 50_000 + " = 1}",
     "a number": "schema = " + "1" * 20_000,
-    "a string": 'schema = 1\n[site]\nname = "' + "x" * (3 << 20) + '"',
-    "a key": '"' + "k" * (3 << 20) + '" = 1',
+    "a string": 'schema = 1\n[site]\nname = "' + "x" * (10 << 20) + '"',
+    "a string that fits": 'schema = 1\n[site]\nname = "' + "x" * 1_000_000 + '"',
+    "a key": '"' + "k" * 1_000_000 + '" = 1',
     "many tables": "[[groups]]\n" * 20_000,
+    "quotes that end nowhere": 'x = "' + '\\"' * 500_000,
+    "many keys": "".join(f"a{number}.b = 1\n" for number in range(60_000)),
+    "empty tables": "groups = [" + "{}," * 300_000 + "]",
 }
 
 
@@ -23,6 +30,26 @@ def test_it_is_refused_in_a_few_words(what: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_site(MUCH[what])
     assert len(refused.value.message) < 20_000
+
+
+def test_the_command_line_refuses_each_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for what, text in MUCH.items():
+        path = tmp_path / "nightferry.toml"
+        path.write_text(text)
+        path.chmod(0o600)
+        assert main(["check", "--site", str(path)]) == 2, what
+        told = capfd.readouterr().err
+        assert str(path) in told.replace("\n", ""), what
+        assert "Traceback" not in told
+        assert "unexpected" not in told
+
+
+def test_what_stands_in_quotes_and_comments_counts_for_nothing() -> None:
+    text = "x = [" + '"[[{{....}}]].a.b.c.d.e",' * 1000 + "] # " + "[.{" * 1000
+    with pytest.raises(ConfigError, match="unknown key"):
+        parse_site(text)
 
 
 def test_a_key_of_as_many_parts_as_a_site_has_is_no_deep_one() -> None:
