@@ -298,6 +298,23 @@ class Catalog:
             placed = self._shelf(ImageRecord).result(image)
             return 0 if placed is None else placed.first
 
+    def order_of(self, image: str) -> int:
+        """The image's place among all of the site, also of those from before the catalog was made from copies."""
+        known = self.latest(ImageRecord, image)
+        if known is not None and known.order:
+            return known.order
+        place = self.place_in_log(image)
+        return self._order_before(place) + place
+
+    @property
+    def order(self) -> int:
+        """The place of the last event known, counted as `order_of` counts; what comes later has a higher one."""
+        return self._order_before(self.last) + self.last
+
+    def _order_before(self, place: int) -> int:
+        """The highest order among the images that were taken over from copies up to a place in the log."""
+        return max((p.record.order for p in self._placed(ImageRecord) if p.first <= place), default=0)
+
     def adopted_by(self, store: str) -> list[str]:
         """The stores (``GROUP/STORE``) whose images a store goes on with, also by way of others."""
         old_of: dict[str, list[str]] = defaultdict(list)

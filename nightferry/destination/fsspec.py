@@ -49,6 +49,7 @@ from nightferry.destination.ours import (
     MARKER_BYTES,
     ORIGIN,
     Origin,
+    age_of,
     in_order,
     is_catalog,
     is_image,
@@ -415,13 +416,12 @@ class FsspecDestination:
         self._require()
         self._objects.write(f"{folder}/{safe_name(name)}", [data])
         names = filter(is_one, self._objects.names(folder))
-        kept = sorted(names, key=lambda n: (self._objects.changed(f"{folder}/{n}"), n))
-        for old in kept[:-CATALOGS_KEPT]:
+        for old in sorted(names, key=age_of)[:-CATALOGS_KEPT]:
             self._objects.remove(f"{folder}/{old}")
 
     def catalog_copies(self) -> list[str]:
         self._require()
-        return sorted(filter(is_catalog, self._objects.names("catalog")), reverse=True)
+        return sorted(filter(is_catalog, self._objects.names("catalog")), key=age_of, reverse=True)
 
     def get_catalog(self, name: str) -> bytes:
         self._require()

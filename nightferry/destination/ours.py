@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from datetime import datetime
 
 from nightferry.destination.base import DATA_NAMES, SIDE_FILES, SiteMark
 from nightferry.destination.copies import COPY, META
@@ -31,8 +32,8 @@ crash leaves behind looks whole, and what proves it ours goes last."""
 _FORMAT = 1
 _PARTIAL = re.compile(r"\.partial-[0-9]+")
 _DRAFT = re.compile(r"\.draft-(.+)|\.(.+)\.new")
-_RECORDS = re.compile(r"records-[0-9]{8}T[0-9]{6}Z\.json")
-_CATALOG = re.compile(r"catalog-[0-9]{8}T[0-9]{6}Z\.parquet")
+_RECORDS = re.compile(r"records-(?:([0-9]{12})-)?([0-9]{8}T[0-9]{6}Z)\.json")
+_CATALOG = re.compile(r"catalog-(?:([0-9]{12})-)?([0-9]{8}T[0-9]{6}Z)\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,23 @@ def is_catalog(name: str) -> bool:
 def is_records(name: str) -> bool:
     """Whether a name is that of records beside the copies."""
     return _RECORDS.fullmatch(name) is not None
+
+
+def catalog_name(order: int, when: datetime) -> str:
+    """What a copy of the catalog is called: its order comes first, since clocks may be wrong."""
+    return f"catalog-{order:012d}-{when:%Y%m%dT%H%M%SZ}.parquet"
+
+
+def records_name(order: int, when: datetime) -> str:
+    """What the records beside the copies are called."""
+    return f"records-{order:012d}-{when:%Y%m%dT%H%M%SZ}.json"
+
+
+def age_of(name: str) -> tuple[int, str]:
+    """Sorts copies of the catalog, and records, the oldest first. Those of releases that gave no order are older than
+    all others, and among themselves in the order of their times."""
+    match = _CATALOG.fullmatch(name) or _RECORDS.fullmatch(name)
+    return (int(match[1] or 0), match[2]) if match is not None else (0, name)
 
 
 def in_order(names: Iterable[str]) -> list[str]:

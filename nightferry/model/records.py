@@ -154,6 +154,9 @@ class ImageRecord(Record):
     """Destinations that its storage group named when it was staged: copies are owed there. None: not recorded."""
     at_least: Count | None = None
     """How many of them let staging free it; None: all."""
+    order: int = 0
+    """Beside a copy: its place among the site's images, by which a catalog that is made from copies orders them.
+    0: in the catalog that recorded it, whose log has the order."""
 
     @property
     def subject(self) -> str:

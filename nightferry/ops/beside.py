@@ -1,7 +1,7 @@
 """What people decided, beside the copies: holds, selections, approvals and seals of images that there are.
 
-They go to each destination of objects as plain JSON, ``records/records-<time>.json``, so that a catalog which is made
-from the copies alone knows them. On tape they stand in the trailer of each image.
+They go to each destination of objects as plain JSON, ``records/records-<order>-<time>.json``, so that a catalog which
+is made from the copies alone knows them. On tape they stand in the trailer of each image.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from nightferry.catalog.query import Catalog
 from nightferry.destination.base import Marked, SiteMark
+from nightferry.destination.ours import records_name
 from nightferry.errors import NightferryError
 from nightferry.model.records import (
     RECORDS,
@@ -116,7 +117,7 @@ def put_beside(opened: OpenSite, destination: str, when: datetime) -> None:
     target = opened.destination(destination)
     if isinstance(target, Marked):
         require_ours(opened, destination, marking=True)
-        target.put_records(f"records-{when:%Y%m%dT%H%M%SZ}.json", render(opened.catalog, opened.mark()))
+        target.put_records(records_name(opened.catalog.order, when), render(opened.catalog, opened.mark()))
 
 
 def spread(opened: OpenSite) -> dict[str, NightferryError]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -148,7 +149,7 @@ def rebuild(
                 subject=copy,
             )
         indexes = IndexFiles(place)
-        for one in found:
+        for one in sorted(found, key=_age):
             cancel.check()
             _add(catalog, destination, one, indexes, done, clock)
         _settle_missing(catalog, destination, found, odd, done)
@@ -333,6 +334,16 @@ def _newest_copy(destination: Destination, marker: SiteMark | None, done: Rebuil
     return Catalog(MemoryStorage(), node=os.uname().nodename, clock=clock)
 
 
+def _age(found: Found) -> tuple[int, datetime, str]:
+    """Sorts copies in the order in which their images were made: as it stands beside them; of releases that did not
+    write it, by the images' stamps."""
+    try:
+        said = image_of(found.meta)
+    except ValidationError:  # it will be left out, and named
+        return (0, datetime.min.replace(tzinfo=UTC), found.image)
+    return (said.order, said.started, found.image)
+
+
 def _add(
     catalog: Catalog, destination: Destination, found: Found, indexes: IndexFiles, done: Rebuilt, clock: Clock
 ) -> None:
@@ -471,12 +482,12 @@ def _cartridges_elsewhere(catalog: Catalog, destination: Destination) -> set[str
 
 def _add_runs(catalog: Catalog, site: Site, destination: str) -> None:
     """A record for every run that only its images tell of: its name must not be given to another one."""
-    for name in sorted({image.run for image in catalog.all(ImageRecord)}):
+    for name in dict.fromkeys(image.run for image in reversed(catalog.images())):
         if catalog.latest(RunRecord, name) is not None:
             continue
         images = catalog.images(run=name)
         stores: dict[str, tuple[str, ...]] = {}
-        for image in sorted(images, key=lambda image: image.started):
+        for image in reversed(images):
             stores[image.group] = (*stores.get(image.group, ()), image.store)
         parsed = parse_run(name)
         catalog.append(

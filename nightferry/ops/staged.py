@@ -52,6 +52,7 @@ class StagedOutgoing:
         place: StagedFiles | Path,
         *,
         chunks: bytes | None = None,
+        order: int = 0,
         cancel: Cancel,
     ) -> None:
         self.record = record
@@ -67,7 +68,8 @@ class StagedOutgoing:
             raise self._damage(error) from error
         if digest != record.digest:
             raise StagedDamage(f"staged image {record.image} is not what was recorded", subject=record.image)
-        meta = record.model_dump_json(indent=1).encode() + b"\n"
+        beside = record.model_copy(update={"order": order or record.order})
+        meta = beside.model_dump_json(indent=1).encode() + b"\n"
         self._side_files = _SideFiles({"chunks": self._chunks, "meta.json": meta}, self._index)
 
     @property

@@ -22,7 +22,7 @@ from nightferry.destination.base import (
     Span,
     encoding_of,
 )
-from nightferry.destination.ours import MARKER, render_marker
+from nightferry.destination.ours import MARKER, catalog_name, render_marker
 from nightferry.errors import (
     NeedsRecall,
     NightferryError,
@@ -77,7 +77,8 @@ def _from_staging(
     cancel: Cancel,
 ) -> CopyRecord:
     try:
-        outgoing = StagedOutgoing(image, opened.staged(image), cancel=cancel)
+        order = opened.catalog.order_of(image.image)
+        outgoing = StagedOutgoing(image, opened.staged(image), order=order, cancel=cancel)
         return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     except StagedDamage:
         # What is read in the place of a disk that is gone says nothing of the image.
@@ -321,7 +322,7 @@ def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
     copies; returns the copy's name."""
     require_ours(opened, destination, marking=True)
     put_beside(opened, destination, when)
-    name = f"catalog-{when:%Y%m%dT%H%M%SZ}.parquet"
+    name = catalog_name(opened.catalog.order, when)
     opened.destination(destination).put_catalog(name, opened.catalog.export())
     return name
 

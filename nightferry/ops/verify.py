@@ -232,7 +232,13 @@ def remake_copy(
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
                     mark_damaged(opened, place.copy, error)
                 continue
-            outgoing = StagedOutgoing(image, scratch, chunks=proven_chunks(opened, image), cancel=narrower)
+            outgoing = StagedOutgoing(
+                image,
+                scratch,
+                chunks=proven_chunks(opened, image),
+                order=opened.catalog.order_of(image.image),
+                cancel=narrower,
+            )
             return make_copy(opened, outgoing, destination, progress=progress, cancel=narrower)
     if last is not None:
         raise last

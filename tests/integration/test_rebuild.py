@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -107,7 +108,7 @@ def test_a_rebuilt_catalog_restores_everything(site: SmallSite, kind: str, night
         before = {image.image: image for image in opened.catalog.all(ImageRecord)}
     lose(site)
     document = rebuilt(site, kind, nightferry)
-    assert str(document["begun_from"]).startswith("catalog-20261110T")
+    assert re.fullmatch(r"catalog-[0-9]{12}-20261110T[0-9]{6}Z\.parquet", str(document["begun_from"]))
     assert (document["images"], document["added"], document["lost"]) == (2, [], [])
     with site.open() as opened:
         assert {image.image: image for image in opened.catalog.all(ImageRecord)} == before

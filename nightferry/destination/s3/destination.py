@@ -54,6 +54,7 @@ from nightferry.destination.ours import (
     MARKER_BYTES,
     NAMES,
     ORIGIN,
+    age_of,
     is_catalog,
     is_image,
     is_proved,
@@ -559,8 +560,8 @@ class S3Destination:
         """Keeps the newest few objects of a kind."""
         self._write(f"{folder}/{safe_name(name)}", data, locked=False)
         try:
-            kept = sorted((at, path) for path, at in self._of_kind(folder, is_one))
-            for _, path in kept[:-CATALOGS_KEPT]:
+            kept = sorted((path for path, _ in self._of_kind(folder, is_one)), key=_age)
+            for path in kept[:-CATALOGS_KEPT]:
                 self._bucket.delete(path)
         except Forbidden:
             return
@@ -571,7 +572,7 @@ class S3Destination:
 
     def catalog_copies(self) -> list[str]:
         found = self._of_kind("catalog", is_catalog)
-        return sorted((path.rpartition("/")[2] for path, _ in found), reverse=True)
+        return sorted((path.rpartition("/")[2] for path, _ in found), key=age_of, reverse=True)
 
     def get_catalog(self, name: str) -> bytes:
         return self._get(f"catalog/{safe_name(name)}", _MOST_CATALOG_BYTES)
@@ -580,6 +581,10 @@ class S3Destination:
         self._uploader.close()
         self._bucket.close()
         self._remover.close()
+
+
+def _age(path: str) -> tuple[int, str]:
+    return age_of(path.rpartition("/")[2])
 
 
 class Remover:

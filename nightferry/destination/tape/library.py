@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.base import SIDE_FILES, Found, Leftover, Odd, Outgoing, Receipt, Register, ignore
+from nightferry.destination.ours import age_of
 from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
@@ -492,7 +493,7 @@ class TapeDestination:
             lane.put_catalog(outgoing)
 
     def catalog_copies(self) -> list[str]:
-        return sorted(self.media.catalogs(), reverse=True)
+        return sorted(self.media.catalogs(), key=age_of, reverse=True)
 
     def get_catalog(self, name: str) -> bytes:
         trailer = self.media.catalogs().get(name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from nightferry.destination.failure import as_destination_error
 from nightferry.destination.fsspec import FsspecDestination
+from nightferry.destination.ours import catalog_name
 from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
 from tests.conftest import needs
 from tests.support.outgoing import PlainImage, mark, put
@@ -85,6 +87,20 @@ def test_data_of_another_length_than_recorded_is_damage(folder: FsspecDestinatio
     with pytest.raises(MediumDamaged, match="3 bytes"), folder.open(location):
         pass
     assert folder.find("i1", 1) is None
+
+
+def test_the_last_written_catalog_copies_are_kept_though_a_clock_was_ahead(folder: FsspecDestination) -> None:
+    """By the order that their names begin with; those of releases that gave none are the oldest."""
+
+    def name(order: int, day: int) -> str:
+        return catalog_name(order, datetime(2026, 11, day, tzinfo=UTC))
+
+    for old in ("catalog-20261129T000000Z.parquet", "catalog-20261130T000000Z.parquet"):
+        folder.put_catalog(old, b"x")
+    assert folder.catalog_copies()[0] == "catalog-20261130T000000Z.parquet"
+    for order, day in ((7, 28), (9, 29), (10, 2), (101, 3)):
+        folder.put_catalog(name(order, day), b"x")
+    assert folder.catalog_copies() == [name(101, 3), name(10, 2), name(9, 29)]
 
 
 def test_the_three_newest_catalog_copies_are_kept(folder: FsspecDestination, tmp_path: Path) -> None:
