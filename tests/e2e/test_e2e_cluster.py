@@ -54,7 +54,7 @@ def test_a_night_follows_the_disk_and_outlives_its_coordinator(placed, site):
     began = datetime.now(UTC)
     assert placed.nightferry(PRIMARY, site, "deploy").returncode == 0
     coordinator = cluster.start(PRIMARY, *placed.argv(PRIMARY, site, "backup"), stdout=-3, stderr=-3)
-    cluster.until(lambda _: bool(cluster.leases(ACTIVE, BACK)), "stage one works on the active node")
+    cluster.until(lambda _: bool(cluster.leases(ACTIVE, MAIL)), "stage one works on the active node")
     coordinator.kill()
     coordinator.wait()
 

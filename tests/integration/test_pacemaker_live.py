@@ -299,6 +299,7 @@ def test_sixteen_stores_at_once_let_the_service_go_and_nobody_is_fenced(
     assert said.count("TEX-MAIL-1 is not on this node, or is being stopped on it") >= 16, said
 
 
+@pytest.mark.soak
 def test_sixteen_stores_whose_process_does_not_answer_fence_nobody_either(
     cluster: PacemakerServer, tmp_path: Path
 ) -> None:
@@ -423,6 +424,7 @@ def test_without_quorum_nothing_moves_and_nothing_does_later(
     whole_again(cluster, site)
 
 
+@pytest.mark.soak
 def test_a_partition_that_heals_moves_nothing_and_what_was_cut_off_is_known_again(
     cluster: PacemakerServer, site: ClusterSite
 ) -> None:
