@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -118,10 +119,17 @@ class ClusterSite:
         """One step of a night on a node, to its end."""
         return self.server.run(node, *self._step(words))
 
-    def led_step(self, node: str, *words: str) -> subprocess.Popen[str]:
-        """One step of a night on a node, beside the test."""
+    @contextmanager
+    def led_step(self, node: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """One step of a night on a node, beside the test; it is killed where the test fails."""
         pipe = subprocess.PIPE
-        return self.server.start(node, *self._step(words), stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
+        options: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": subprocess.STDOUT}
+        with self.server.start(node, *self._step(words), **options) as step:
+            try:
+                yield step
+            except BaseException:
+                step.kill()
+                raise
 
     def require_whole(self, node: str = ALTERNATE) -> None:
         """Everything is green, and comes back from the destinations as it was."""
