@@ -26,8 +26,8 @@ from nightferry.catalog.locks import (
     drain_requested,
     request_drain,
 )
-from nightferry.catalog.schema import Row, decode_segment, encode_segment
-from nightferry.catalog.shelf import CopyIndex, Placed, Shelf
+from nightferry.catalog.schema import Row, decode_copy, encode_copy, encode_segment
+from nightferry.catalog.shelf import CopyIndex, Placed, Shelf, require_sound
 from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import CatalogError, ConfigError
@@ -96,27 +96,49 @@ class Catalog:
 
     @classmethod
     def from_export(
-        cls, data: bytes, place: Storage, *, node: str = "", clock: Clock = SYSTEM_CLOCK
+        cls,
+        data: bytes,
+        place: Storage,
+        *,
+        node: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+        name: str = "the export",
     ) -> Catalog:
         """A new catalog from what `export` gave; indexes are not in it. It is there as a whole or not at all.
 
         Args:
             place: Without any event.
             node: This machine's name by default.
+            name: What the data are called in messages.
 
         Raises:
             CatalogError: there is a catalog already, or the data are not a whole one.
         """
-        rows = decode_segment(data, "export")
-        if rows and rows[0].sequence != 1:
-            raise CatalogError(f"the export begins at event {rows[0].sequence}, not at the first")
+        return cls.from_rows(decode_copy(data, name).rows, place, node=node, clock=clock, name=name)
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: list[Row],
+        place: Storage,
+        *,
+        node: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+        name: str = "the export",
+    ) -> Catalog:
+        """The same from the rows of a copy.
+
+        Raises:
+            CatalogError: as `from_export`.
+        """
+        require_sound(rows, name)
         fresh = cls(place, node=node or platform.node(), clock=clock)
         if not fresh.is_empty:
             raise CatalogError(
                 f"there is a catalog in {place}", hint="name an empty place", subject=str(place)
             )
         if rows:
-            place.create(f"{SEGMENTS}/{segment_name(1, rows[-1].sequence)}", data)
+            place.create(f"{SEGMENTS}/{segment_name(1, rows[-1].sequence)}", encode_segment(rows))
             fresh.refresh()
         return fresh
 
@@ -191,10 +213,14 @@ class Catalog:
         for folder in ("", "events", "segments", "indexes", "locks"):
             self.storage.tidy(folder)
 
-    def export(self) -> bytes:
-        """All events so far as one Parquet file that stands for itself (see `from_export`)."""
+    def export(self, before: str = "") -> tuple[bytes, str]:
+        """All events so far as one Parquet file that proves itself (see `from_export`), and its digest.
+
+        Args:
+            before: Digest of the copy that lies at the same place before it.
+        """
         with self._lock:
-            return encode_segment(self._log.rows())
+            return encode_copy(self._log.rows(), before)
 
     # --- any kind
 

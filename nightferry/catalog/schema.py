@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from blake3 import blake3
 from pydantic import ValidationError
 
 from nightferry.errors import CatalogError
@@ -22,6 +24,13 @@ FORMAT = "1"
 """Version of the segments' layout, kept in their metadata as ``nightferry.catalog``."""
 
 _FORMAT_KEY = b"nightferry.catalog"
+COPY_FORMAT = "2"
+"""The same for a copy of the whole catalog, which proves itself."""
+
+_DIGEST_KEY, _BEFORE_KEY = b"nightferry.digest", b"nightferry.before"
+_NO_DIGEST = b"0" * 64
+# As the footer has it, by Thrift's compact protocol: the key, then a field header, a length of 64, and the value.
+_PLACE_OF_DIGEST = re.compile(re.escape(_DIGEST_KEY) + rb"\x18\x40([0-9a-f]{64})")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SCHEMA = pa.schema(
@@ -157,11 +166,62 @@ def decode_event(data: bytes, sequence: int, name: str) -> Row:
     return Row.of(event)
 
 
+class ProvedRows(NamedTuple):
+    """A copy of the catalog: its rows, its digest, and that of the copy before it; both are empty in a copy of a
+    release that wrote none."""
+
+    rows: list[Row]
+    digest: str
+    before: str
+
+
+def encode_copy(rows: Sequence[Row], before: str) -> tuple[bytes, str]:
+    """Rows as a copy of the catalog, and its digest: see docs/image-format.md, "Copies of the catalog".
+
+    Args:
+        rows: Every event.
+        before: Digest of the copy before it at the same place; empty for the first.
+    """
+    said = {_FORMAT_KEY: COPY_FORMAT, _DIGEST_KEY: _NO_DIGEST, _BEFORE_KEY: before}
+    data = _encode(rows, SCHEMA.with_metadata(said))
+    (place,) = _PLACE_OF_DIGEST.finditer(data)
+    digest = blake3(data).hexdigest()
+    return data[: place.start(1)] + digest.encode() + data[place.end(1) :], digest
+
+
+def decode_copy(data: bytes, name: str) -> ProvedRows:
+    """The rows of a copy of the catalog, each a whole event of a record that this release can read.
+
+    What carries a digest is proved by it before anything of it is decoded.
+
+    Raises:
+        CatalogError: it is not one, damaged, or of a newer release.
+    """
+    places = list(_PLACE_OF_DIGEST.finditer(data))
+    digest = ""
+    if places:
+        place = places[0]
+        digest = place[1].decode()
+        plain = data[: place.start(1)] + _NO_DIGEST + data[place.end(1) :]
+        if len(places) > 1 or blake3(plain).hexdigest() != digest:
+            raise CatalogError(f"{name} is damaged: its digest differs", subject=name)
+    rows, said = _decode(data, name, COPY_FORMAT if digest else FORMAT)
+    if not digest and _DIGEST_KEY in said:
+        raise CatalogError(f"{name} is damaged: its digest is gone", subject=name)
+    if rows and rows[0].sequence != 1:
+        raise CatalogError(f"{name} begins at event {rows[0].sequence}, not at the first", subject=name)
+    return ProvedRows(rows, digest, said.get(_BEFORE_KEY, b"").decode(errors="replace"))
+
+
 def encode_segment(rows: Sequence[Row]) -> bytes:
     """Rows as one Parquet file, with the schema and statistics any Parquet tool reads."""
+    return _encode(rows, SCHEMA)
+
+
+def _encode(rows: Sequence[Row], schema: pa.Schema) -> bytes:
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(SCHEMA)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
-    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+    table = pa.Table.from_arrays(arrays, schema=schema)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue()
@@ -173,13 +233,19 @@ def decode_segment(data: bytes, name: str) -> list[Row]:
     Raises:
         CatalogError: it is not a segment, of another format, or has gaps.
     """
+    return _decode(data, f"segment {name}", FORMAT)[0]
+
+
+def _decode(data: bytes, name: str, wanted: str) -> tuple[list[Row], dict[bytes, bytes]]:
+    """The rows of a file of a format, and what its metadata say."""
     try:
         file = open_parquet(data)
         schema = file.schema_arrow
-        found = (schema.metadata or {}).get(_FORMAT_KEY, b"").decode(errors="replace")
-        if found != FORMAT or not schema.equals(SCHEMA):
+        said = dict(schema.metadata or {})
+        found = said.get(_FORMAT_KEY, b"").decode(errors="replace")
+        if found != wanted or not schema.equals(SCHEMA):
             raise CatalogError(
-                f"segment {name} is not of format {FORMAT} but {found or 'no catalog at all'}",
+                f"{name} is not of format {wanted} but {found or 'no catalog at all'}",
                 hint="read it with the release that wrote it, or a newer one",
                 subject=name,
             )
@@ -188,13 +254,13 @@ def decode_segment(data: bytes, name: str) -> list[Row]:
         columns["at"] = columns["at"].cast(pa.int64())
         lists = [column.to_pylist() for column in columns.values()]
     except DAMAGED as error:
-        raise CatalogError(f"segment {name} is garbled: {error}", subject=name) from error
+        raise CatalogError(f"{name} is garbled: {error}", subject=name) from error
     if any(column.null_count for column in columns.values()):
-        raise CatalogError(f"segment {name} is garbled: it has nulls", subject=name)
+        raise CatalogError(f"{name} is garbled: it has nulls", subject=name)
     for i in (2, 3, 4):  # writer, phase and kind are few words many times over
         lists[i] = list(map(sys.intern, lists[i]))
     rows = list(map(Row._make, zip(*lists, strict=True)))
     for before, after in itertools.pairwise(rows):
         if after.sequence != before.sequence + 1:
-            raise CatalogError(f"segment {name} lacks event {before.sequence + 1}", subject=name)
-    return rows
+            raise CatalogError(f"{name} lacks event {before.sequence + 1}", subject=name)
+    return rows, said

@@ -7,7 +7,7 @@ years of copies.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from nightferry.catalog.schema import Row
 from nightferry.errors import CatalogError
-from nightferry.model.records import OwnerRecord, Record
+from nightferry.model.records import RECORDS, OwnerRecord, Record
 
 R = TypeVar("R", bound=Record)
 
@@ -45,6 +45,28 @@ def parse(cls: type[R], row: Row) -> R:
             hint="read the catalog with the release that wrote it, or a newer one",
             subject=row.subject,
         ) from error
+
+
+def require_sound(rows: Iterable[Row], name: str) -> None:
+    """Every row is an event that can be read as what it says it is; kinds of a newer release are left as they are.
+
+    Raises:
+        CatalogError: one is not.
+    """
+    for row in rows:
+        try:
+            row.event()
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise CatalogError(
+                f"{name}: event {row.sequence} cannot be read: {error}", subject=row.subject
+            ) from error
+        if row.kind in RECORDS:
+            record = parse(RECORDS[row.kind], row)
+            if record.subject != row.subject:
+                raise CatalogError(
+                    f"{name}: event {row.sequence} is of {record.subject}, and says {row.subject!r}",
+                    subject=row.subject,
+                )
 
 
 class Shelf(Generic[R]):

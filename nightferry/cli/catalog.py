@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from nightferry.cli.session import current
+
+if TYPE_CHECKING:
+    from nightferry.ops.rebuild import Rebuilt
 
 app = App(name="catalog", help="Makes the catalog anew.")
 
@@ -36,7 +39,7 @@ def rebuild(*, copy: str, to: str) -> int:
     done = make_anew(loaded, copy, to, progress=session.out.progress, cancel=session.cancel)
     words = [
         f"{done.place}: {counted(done.images, 'image')}, {counted(done.events, 'event')}, from "
-        + (done.begun_from or f"the images' own records at {copy}: there is no copy of the catalog")
+        + (_begun_from(done) or f"the images' own records at {copy}: there is no copy of the catalog")
     ]
     for images, what in (
         (done.added, "found there, and not in the copy of the catalog"),
@@ -112,3 +115,9 @@ def accept(
 
 def _shown(names: list[str]) -> str:
     return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+
+
+def _begun_from(done: Rebuilt) -> str:
+    if not done.unproved:
+        return done.begun_from
+    return f"{done.begun_from}, which has no digest: it is of an older release"

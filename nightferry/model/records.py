@@ -15,6 +15,7 @@ from nightferry.model.fields import (
     BackGroupName,
     BarcodeText,
     Count,
+    Digest,
     ImageText,
     NodeText,
     PoolText,
@@ -571,6 +572,20 @@ class SiteRecord(Record):
         return "site"
 
 
+class DeliveryRecord(Record):
+    """The newest copy of the catalog at a destination; the next one there names its digest."""
+
+    kind: ClassVar[str] = "delivery"
+    destination: SafeName
+    name: str
+    digest: Digest
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.destination
+
+
 class RebuildRecord(Record):
     """A catalog that was made from media alone, and whether somebody took it for what it is."""
 
@@ -634,6 +649,7 @@ RECORDS: dict[str, type[Record]] = {
         ExpiryRecord,
         SiteRecord,
         RebuildRecord,
+        DeliveryRecord,
         RecallRecord,
     )
 }

@@ -19,6 +19,7 @@ from nightferry.catalog.folder import FOLDER_MODE, FolderStorage, catalog_errors
 from nightferry.catalog.indexes import IndexFiles
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
+from nightferry.catalog.schema import decode_copy
 from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.base import Destination, Found, Marked, Odd, SiteMark
@@ -39,6 +40,7 @@ from nightferry.model.records import (
     CartridgeRecord,
     CopyRecord,
     CopyState,
+    DeliveryRecord,
     DriveLeaseRecord,
     ImageRecord,
     LeaseRecord,
@@ -84,6 +86,8 @@ class Rebuilt:
     """Folders of images that could not be taken."""
     foreign: list[str] = field(default_factory=list)
     """What lies among the copies and is not called as an image: left alone."""
+    unproved: bool = False
+    """The copy of the catalog that it began with has no digest: an older release wrote it."""
     beside: int = 0
     """Holds, selections, approvals and seals taken from beside the copies."""
     notes: list[str] = field(default_factory=list)
@@ -132,7 +136,7 @@ def rebuild(
         destination = opened.destination(copy)
         progress.say(f"looking at every copy at {copy}", subject=copy)
         marker = _marker(destination, done)
-        catalog = _newest_copy(destination, marker, done, clock)
+        catalog, digest = _newest_copy(destination, marker, done, clock)
         last = catalog.last
         mark = _require_same_site(catalog, marker, loaded.site, copy)
         found, odd = _scan(destination, mark, loaded.site.site.name, done, cancel)
@@ -164,6 +168,10 @@ def rebuild(
                 catalog.append(drive.model_copy(update={"state": "free"}))
         if mark is not None and catalog.latest(SiteRecord, "site") is None:
             catalog.append(SiteRecord(name=mark.site, id=mark.id, who=operator(), at=clock.now()))
+        if digest:  # the next copy there names this one as that before it
+            catalog.append(
+                DeliveryRecord(destination=copy, name=done.begun_from, digest=digest, at=clock.now())
+            )
         catalog.append(
             RebuildRecord(
                 rebuild=f"{clock.now():%Y%m%dT%H%M%S.%fZ}",
@@ -174,7 +182,7 @@ def rebuild(
                 at=clock.now(),
             )
         )
-        data = catalog.export()
+        data, _ = catalog.export()
         done.events = Catalog.from_export(data, place, clock=clock).last
         done.images = len(catalog.all(ImageRecord))
         return done
@@ -315,12 +323,15 @@ def _take_in_beside(
     return sum(take_in(catalog, one, last) for one in readable)
 
 
-def _newest_copy(destination: Destination, marker: SiteMark | None, done: Rebuilt, clock: Clock) -> Catalog:
-    """The newest copy of the catalog that can be read, in memory; an empty one when there is none."""
-    for name in destination.catalog_copies():
+def _newest_copy(
+    destination: Destination, marker: SiteMark | None, done: Rebuilt, clock: Clock
+) -> tuple[Catalog, str]:
+    """The newest copy of the catalog that can be read, in memory, and its digest; an empty one when there is none."""
+    names = destination.catalog_copies()
+    for place, name in enumerate(names):
         try:
-            data = destination.get_catalog(name)
-            found = Catalog.from_export(data, MemoryStorage(), clock=clock)
+            proved = decode_copy(destination.get_catalog(name), name)
+            found = Catalog.from_rows(proved.rows, MemoryStorage(), clock=clock, name=name)
         except (CatalogError, MediumDamaged) as error:
             done.notes.append(f"{safe(name)} is of no use: {error}")
             continue
@@ -330,8 +341,26 @@ def _newest_copy(destination: Destination, marker: SiteMark | None, done: Rebuil
             done.notes.append(f"{safe(name)} is of no use: it is of {whose}, the place of {marker}")
             continue
         done.begun_from = name
-        return found
-    return Catalog(MemoryStorage(), node=os.uname().nodename, clock=clock)
+        done.unproved = not proved.digest
+        _require_chained(destination, name, proved.before, names[place + 1 :], done)
+        return found, proved.digest
+    return Catalog(MemoryStorage(), node=os.uname().nodename, clock=clock), ""
+
+
+def _require_chained(
+    destination: Destination, name: str, before: str, older: list[str], done: Rebuilt
+) -> None:
+    """Says when the copy before this one is not the one that this one names. A tape's are not asked: each is proved by
+    its trailer, and reading one may take a mount."""
+    if not before or not older or not isinstance(destination, Marked):
+        return
+    try:
+        found = decode_copy(destination.get_catalog(older[0]), older[0]).digest
+    except (CatalogError, MediumDamaged) as error:
+        done.notes.append(f"{safe(older[0])} is of no use: {error}")
+        return
+    if found != before:
+        done.notes.append(f"{safe(older[0])} is not the copy that {safe(name)} was written after")
 
 
 def _age(found: Found) -> tuple[int, datetime, str]:

@@ -27,7 +27,7 @@ from nightferry.errors import (
     NeedsRecall,
     NightferryError,
 )
-from nightferry.model.records import AwayRecord, CopyRecord, ImageRecord
+from nightferry.model.records import AwayRecord, CopyRecord, DeliveryRecord, ImageRecord
 from nightferry.ops.beside import DECIDED, put_beside, render
 from nightferry.ops.encode import PacedOutgoing, Passed, decodes_at_once, encoded
 from nightferry.ops.marker import require_ours
@@ -323,7 +323,10 @@ def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
     require_ours(opened, destination, marking=True)
     put_beside(opened, destination, when)
     name = catalog_name(opened.catalog.order, when)
-    opened.destination(destination).put_catalog(name, opened.catalog.export())
+    before = opened.catalog.latest(DeliveryRecord, destination)
+    data, digest = opened.catalog.export(before.digest if before is not None else "")
+    opened.destination(destination).put_catalog(name, data)
+    opened.catalog.append(DeliveryRecord(destination=destination, name=name, digest=digest, at=when))
     return name
 
 
