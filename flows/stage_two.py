@@ -90,15 +90,13 @@ def _deliver(
     with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
         states = _all_destinations(pool, site, back_group, names)
     cancel.check()
-    for name, state in zip(names, states, strict=True):
-        if state.is_completed():
-            # When all have ended, so that every copy of the catalog knows all copies of the night.
-            delivered = deliver_catalog(site, name, return_state=True)
-            if not delivered.is_completed():
-                PrefectProgress().say(
-                    f"no copy of the catalog came to {name}: {delivered.message}", subject=name
-                )
-            here.close_destination(name)
+    for name in names:
+        # When all have ended, so that every copy of the catalog knows all copies of the night; also where copies
+        # are still owed: what was marked by hand since the last night must be known there.
+        delivered = deliver_catalog(site, name, return_state=True)
+        if not delivered.is_completed():
+            PrefectProgress().say(f"no copy of the catalog came to {name}: {delivered.message}", subject=name)
+        here.close_destination(name)
     free_staging(site, back_group)
     return states
 

@@ -13,60 +13,16 @@ import pytest
 from nightferry.destination.base import Receipt
 from nightferry.destination.tape.changer import Address, Library
 from nightferry.destination.tape.drive import Mark
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
 from nightferry.errors import Cancelled, NoScratch
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel
 from tests.support.outgoing import MIB, at_chunk, put
 from tests.support.outgoing import PlainImage as Image
+from tests.support.tape_process import LastingRegister, Process
 from tests.support.tape_shops import BARCODES, KINDS, Shop
-from tests.support.tapes import MemoryRegister, Said, barcodes, read_all
+from tests.support.tapes import Said, barcodes, read_all
 
 pytestmark = pytest.mark.usefixtures("no_power_cuts")
-
-
-class LastingRegister(MemoryRegister):
-    """A catalog that outlives the process that writes to it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def record(self, cartridge: CartridgeRecord, phase: str = "result") -> None:
-        super().record(cartridge, phase)
-        with self._path.open("a") as file:
-            file.write(cartridge.model_dump_json() + "\n")
-
-    def reload(self) -> None:
-        for line in self._path.read_text().splitlines():
-            cartridge = CartridgeRecord.model_validate_json(line)
-            self.kept[cartridge.barcode] = cartridge
-
-
-class Process:
-    """What one process of the product opens, and what it mounts."""
-
-    def __init__(
-        self, library: Library, register: MemoryRegister, pool: list[str], wait_s: float = 0
-    ) -> None:
-        self.mounted: list[str] = []
-        self.library = library
-        move = library.changer.move
-
-        def counted(source: Address, target: Address) -> None:
-            if target.kind == "drive":
-                self.mounted += [e.barcode for e in library.changer.inventory() if e.address == source]
-            move(source, target)
-
-        library.changer.move = counted  # type: ignore[method-assign]
-        self.tape = TapeDestination(
-            "tape",
-            library,
-            Pool("daily", tuple(pool), wait_for_media_s=wait_s),
-            register,
-            buffer_bytes=2 * MIB,
-        )
 
 
 Open = Callable[..., Process]

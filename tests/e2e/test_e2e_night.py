@@ -5,6 +5,7 @@ import json
 import subprocess
 from functools import partial
 
+import pyarrow.parquet
 import pytest
 
 from nightferry.errors import GroupStopping, StoreUnreadable
@@ -244,6 +245,21 @@ def test_a_destination_that_is_away_is_said_and_its_copies_are_delivered_later(s
     later = site.night(stage="two")
     assert later.is_completed(), later.message
     assert states(site, f"{run}.SG1.priv1.L0") == {"tape": "verified", "objects": "verified"}
+
+
+def test_marks_made_by_hand_reach_a_destination_that_still_owes_copies(site):
+    assert site.night().is_completed()
+    assert site.night(new=True, stage="one").is_completed()
+    name = site.opened().catalog.images("SG1", "priv1")[0].image
+    held = site.cli("hold", "add", name, "--reason", "the auditors ask for it")
+    assert held.returncode == 0, held.stderr
+    # Something lies where this one copy is to be made; the others find their place.
+    (site.here / "objects/images" / name).write_text("in the way")
+    assert site.night(stage="two").name == "CopyMissing"
+    assert "objects" not in states(site, name) or states(site, name)["objects"] != "verified"
+    newest = max((site.here / "objects/catalog").glob("catalog-*.parquet"))
+    rows = pyarrow.parquet.read_table(newest).to_pylist()
+    assert [row["subject"] for row in rows if row["kind"] == "hold"] == [name]
 
 
 def test_the_stages_run_apart(site):

@@ -128,7 +128,7 @@ def chain(met: Iterable[Met], fits: Callable[[Met], bool]) -> tuple[Part, ...]:
         while at is not None and at.part == tail.part - len(row):
             row.insert(0, at.this)
             at = parts.get(at.previous) if at.previous is not None else None
-        if len(row) == tail.part and _joins(row):
+        if len(row) == tail.part and parts[row[0]].previous is None and _joins(row):
             return tuple(row)
     return ()
 
