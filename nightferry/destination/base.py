@@ -397,15 +397,12 @@ class Marked(Protocol):
 class Continues(Protocol):
     """What a ``Destination`` can do besides when a copy that was cut off is gone on with in its epoch."""
 
-    def unfinished(self, image: str, epoch: int, before: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What lies here of a copy that is known not to be whole: the location of its whole parts, empty when there
-        are none. None: it is not known; it may be whole, or somebody be at work with it.
+    def remember(self, image: str, epoch: int, location: Mapping[str, Any]) -> None:
+        """Says what the catalog has of an attempt that is about to be gone on with, as ``unfinished`` answered."""
 
-        Args:
-            image: The image.
-            epoch: Its attempt.
-            before: What was known before this process tried; the answer when it has written nothing since.
-        """
+    def unfinished(self, image: str, epoch: int) -> dict[str, Any] | None:
+        """What lies here of a copy that is known not to be whole: the location of its whole parts, empty when there
+        are none. None: it is not known; it may be whole, or somebody be at work with it."""
 
 
 class Register(Protocol):

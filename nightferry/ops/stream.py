@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any
 
 from nightferry.destination.base import (
     DATA_NAMES,
@@ -155,18 +154,18 @@ def _arrived(opened: OpenSite, target: Destination, image: ImageRecord) -> CopyR
             receipt = target.find(image.image, copy.epoch)
             if receipt is not None:
                 return _arrival(opened, copy, receipt)
-            ended = _ended(opened, target, copy, copy.location)
+            ended = _ended(opened, target, copy)
             if ended != copy:
                 opened.catalog.append(ended)
     return None
 
 
-def _ended(opened: OpenSite, target: Destination, copy: CopyRecord, before: Mapping[str, Any]) -> CopyRecord:
+def _ended(opened: OpenSite, target: Destination, copy: CopyRecord) -> CopyRecord:
     """The record of an attempt that came to nothing: with its whole parts, and ended, if that is known for certain."""
     if not isinstance(target, Continues):
         return copy
     try:
-        left = target.unfinished(copy.image, copy.epoch, before)
+        left = target.unfinished(copy.image, copy.epoch)
     except NightferryError as error:
         log.warning("what there is of %s at %s is not known: %s", copy.image, target.name, error)
         return copy
@@ -190,7 +189,6 @@ def _put(
     _give_up_damaged(opened, target, image)
     with target.lane(progress=progress, cancel=cancel) as lane:
         copy = _begin(opened, target, image, lane.name)
-        before = copy.location
         progress.begin(subject, "stream", image.size_bytes)
         try:
             receipt = lane.put(
@@ -199,7 +197,7 @@ def _put(
         except NightferryError as error:
             progress.end(subject, "failed")
             failed = copy.model_copy(update={"note": str(error)[:500]})
-            opened.catalog.append(_ended(opened, target, failed, before))
+            opened.catalog.append(_ended(opened, target, failed))
             raise
     progress.end(subject, "whole")
     return _arrival(opened, copy, receipt)
@@ -219,6 +217,7 @@ def _begin(opened: OpenSite, target: Destination, image: ImageRecord, lane: str)
             update={"lane": lane, "started": opened.clock.now(), "ended": None, "note": ""}
         )
         opened.catalog.append(copy, "intent", expect=newest.sequence if newest is not None else 0)
+        target.remember(copy.image, copy.epoch, copy.location)
     else:
         copy = CopyRecord(
             image=image.image,

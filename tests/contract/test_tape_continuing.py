@@ -83,7 +83,7 @@ def test_an_image_that_ran_out_of_cartridges_goes_on_behind_its_last_whole_part(
     first = process(BARCODES[:2])
     with pytest.raises(NoScratch, match="no scratch cartridge in pool daily"):
         put(first.tape, image)
-    left = first.tape.unfinished(image.image, 1, {})
+    left = first.tape.unfinished(image.image, 1)
     assert left is not None
     assert [part["barcode"] for part in left["parts"]] == BARCODES[:2]
     second = process()
@@ -118,13 +118,15 @@ def test_the_number_of_cartridges_that_are_missing_is_enough(process: Open, imag
 def test_an_empty_pool_costs_no_mounts(process: Open, image: Image) -> None:
     with pytest.raises(NoScratch):
         put(process(BARCODES[:2]).tape, image)
-    known = process(BARCODES[:2]).tape
-    before = known.unfinished(image.image, 1, {})
+    before = process(BARCODES[:2]).tape.unfinished(image.image, 1)
+    assert before is not None
     again = process(BARCODES[:2])
+    again.tape.remember(image.image, 1, before)
+    left = image.size_bytes - sum(part["bytes"] for part in before["parts"])
     for _ in range(3):
-        with pytest.raises(NoScratch):
+        with pytest.raises(NoScratch, match=f"missing for {left / MIB:.1f} MiB"):
             put(again.tape, image)
-        assert again.tape.unfinished(image.image, 1, before or {}) == before
+        assert again.tape.unfinished(image.image, 1) == before
     assert again.mounted == []
 
 
@@ -222,7 +224,7 @@ def test_a_killed_process_leaves_parts_that_the_next_goes_on_behind(
     register.reload()
     process = Process(shop.open(), register, BARCODES)
     assert process.tape.find(image.image, 1) is None
-    left = process.tape.unfinished(image.image, 1, {})
+    left = process.tape.unfinished(image.image, 1)
     assert left is not None
     whole = len(left["parts"])
     # A trailer that lacks nothing but its filemark is whole where the drive has kept it.

@@ -194,6 +194,8 @@ class TapeDestination:
         """Whole parts of copies that this process began and did not finish."""
         self._untouched: set[tuple[str, int]] = set()
         """Copies that were asked for, and of which nothing was written yet."""
+        self._before: dict[tuple[str, int], Mapping[str, Any]] = {}
+        """What the catalog had of whole parts of copies when this process went on with them."""
         self._whole: dict[tuple[str, int], Receipt] = {}
 
     @property
@@ -314,7 +316,9 @@ class TapeDestination:
             return ""
         if (outgoing.image, epoch) not in self._written:
             self._untouched.add((outgoing.image, epoch))
-        need = need_of(outgoing, 0, progress, cancel, self.pool.wait_for_media_s)
+        parts = self._before.get((outgoing.image, epoch), {}).get("parts", ())
+        written = sum(part["records"] for part in parts)
+        need = need_of(outgoing, written, progress, cancel, self.pool.wait_for_media_s)
         return self._stock.reserve(bay, need)
 
     def find(self, image: str, epoch: int) -> Receipt | None:
@@ -350,12 +354,18 @@ class TapeDestination:
         receipt = self._whole[image, epoch] = _receipt(trailer.location)
         return receipt
 
-    def unfinished(self, image: str, epoch: int, before: Mapping[str, Any]) -> dict[str, Any] | None:
+    def remember(self, image: str, epoch: int, location: Mapping[str, Any]) -> None:
+        """See ``Continues.remember``."""
+        self._before[image, epoch] = location
+
+    def unfinished(self, image: str, epoch: int) -> dict[str, Any] | None:
         """See ``Continues.unfinished``."""
-        if (image, epoch) in self._untouched:
-            return dict(before)
-        self._recover(self._cancel)
-        parts = self._written.get((image, epoch))
+        key = image, epoch
+        if key in self._untouched:
+            return dict(self._before.get(key, {}))
+        parts = self._written.get(key)
+        if parts is None or key in self._unknown:
+            self._recover(self._cancel)
         if parts is None:
             # Who was killed leaves no word; as long as others are at work it may be one of them.
             if not self.bays.are_mine() or self._open or self._unseen:
@@ -364,7 +374,7 @@ class TapeDestination:
             if not found.complete or found.final(epoch) is not None:
                 return None
             parts = chain(found.met, lambda met: met.trailer.epoch == epoch and met.trailer.kind == "image")
-        elif self._unknown.get((image, epoch)) in {*(self._open or ()), *self._unseen, None} - {None}:
+        elif key in self._unknown and self._unknown[key] in {*(self._open or ()), *self._unseen}:
             return None
         return {"parts": [part.model_dump(mode="json") for part in parts]} if parts else {}
 
