@@ -50,6 +50,7 @@ from nightferry.model.records import (
     RunRecord,
     SealRecord,
     SelectionRecord,
+    StagingLossRecord,
 )
 
 R = TypeVar("R", bound=Record)
@@ -389,6 +390,13 @@ class Catalog:
     def forgotten(self, image: str) -> bool:
         """Whether an operator gave up what the image owes."""
         return self.latest(ForgottenRecord, image) is not None
+
+    def lost_on_staging(self, image: ImageRecord) -> bool:
+        """Whether the image was found damaged or gone on staging since it was recorded."""
+        with self._lock:
+            lost = self._shelf(StagingLossRecord).result(image.image)
+            made = self._shelf(ImageRecord).result(image.image)
+        return lost is not None and (made is None or lost.sequence > made.sequence)
 
     def freed(self, image: str) -> bool:
         """Whether staging gave the image's room back."""

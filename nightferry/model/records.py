@@ -487,6 +487,19 @@ class ForgottenRecord(Record):
         return self.image
 
 
+class StagingLossRecord(Record):
+    """An image was found damaged or gone on staging. A later record of the image outdates it: it was made again."""
+
+    kind: ClassVar[str] = "staging-loss"
+    image: str
+    reason: str
+    at: AwareDatetime
+
+    @property
+    def subject(self) -> str:
+        return self.image
+
+
 class AdoptionRecord(Record):
     """An operator's word that one store goes on as another: their images are one line."""
 
@@ -643,6 +656,7 @@ RECORDS: dict[str, type[Record]] = {
         FreedRecord,
         AwayRecord,
         ForgottenRecord,
+        StagingLossRecord,
         AdoptionRecord,
         ClockRecord,
         HoldRecord,

@@ -44,11 +44,10 @@ from nightferry.ops.outlook import (
     Outlook,
     StagedOutlook,
     implausible,
-    is_here,
     look_ahead,
     scratch_cartridges,
 )
-from nightferry.ops.owed import describe, orphans
+from nightferry.ops.owed import describe, is_here, orphans
 from nightferry.ops.room import remove_staged
 from nightferry.ops.stamps import require_plausible_clock
 from nightferry.progress import Cancel, Progress

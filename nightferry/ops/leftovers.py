@@ -98,9 +98,12 @@ def expired_runs(opened: OpenSite) -> set[str]:
 
 
 def _is_outdated(opened: OpenSite, image: ImageRecord) -> bool:
-    """Whether the store has a sound image as new as this one, or newer."""
+    """Whether the store has a sound image as new as this one, or newer, by the log."""
+    place = opened.catalog.place_in_log(image.image)
     return any(
-        opened.catalog.is_whole(other) and other.started >= image.started and is_safe(opened, other)
+        opened.catalog.is_whole(other)
+        and opened.catalog.place_in_log(other.image) >= place
+        and is_safe(opened, other)
         for other in opened.catalog.images(image.group, image.store)
     )
 

@@ -308,9 +308,11 @@ class OpenSite:
         """Whether staging has the image, for lists; of a disk that is on another node the catalog tells."""
         if self.catalog.freed(image.image):
             return False
+        if self.is_staged(image):
+            return True
         back_group = self.back_group_of(image)
         known = any(b.name == back_group for b in self.site.back_groups)
-        return self.is_staged(image) or (known and not self.saw(back_group))
+        return known and not self.saw(back_group) and not self.catalog.lost_on_staging(image)
 
     def saw(self, back_group: str) -> bool:
         """As ``sees``, for lists of many images: the cluster is asked once in some seconds."""

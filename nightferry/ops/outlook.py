@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-from nightferry.cluster.disk import FOLDER
 from nightferry.destination.base import Leftover
 from nightferry.destination.tape.pool import is_being_written
 from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, NightferryError, OtherSite
@@ -269,13 +268,6 @@ def _spared(opened: OpenSite) -> dict[str, str]:
         elif owes(opened, image):
             found[image.image] = "a copy of it is still owed"
     return found
-
-
-def is_here(opened: OpenSite, image: ImageRecord) -> bool:
-    """Whether the disk that the image was staged on is mounted on this node."""
-    back_group = opened.back_group_of(image)
-    disk = next((b.path for b in opened.site.back_groups if b.name == back_group), None)
-    return disk is not None and (disk / FOLDER).is_dir() and opened.saw(back_group)
 
 
 def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nightferry.cluster.disk import FOLDER
 from nightferry.errors import ConfigError
 from nightferry.model.records import (
     OUTLIVED,
@@ -19,6 +20,7 @@ from nightferry.model.records import (
     FreedRecord,
     ImageRecord,
     SelectionRecord,
+    StagingLossRecord,
 )
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.plan.staging import CopyPolicy
@@ -33,6 +35,8 @@ class Owed:
     destination: str
     orphan: str = ""
     """Why no night delivers it as the site file is; empty when one does."""
+    unnamed: str = ""
+    """Which name of the image's the site file does not have any more, although the next night delivers the copy."""
 
 
 def owed(opened: OpenSite, back_group: str | None = None) -> list[Owed]:
@@ -52,8 +56,9 @@ def owed(opened: OpenSite, back_group: str | None = None) -> list[Owed]:
 
 
 def orphans(opened: OpenSite) -> list[Owed]:
-    """What is owed and no night delivers as the site file is now."""
-    return [each for each in owed(opened) if each.orphan]
+    """What is owed by images that the site file does not account for any more, whether or not a night still delivers
+    it."""
+    return [each for each in owed(opened) if each.orphan or each.unnamed]
 
 
 def owes(opened: OpenSite, image: ImageRecord) -> bool:
@@ -64,24 +69,45 @@ def owes(opened: OpenSite, image: ImageRecord) -> bool:
 def policy_of(opened: OpenSite, image: ImageRecord) -> CopyPolicy:
     """Where the image's copies must be: as its storage group said when it was staged.
 
-    Of an image from before that was recorded the storage group says it now; of one whose group is gone, its copies do.
+    Of an image from before that was recorded the storage group says it now. Of one whose group is gone, the copies of
+    that group's images do; where none was ever made, every destination counts, so that nothing is forgotten.
     """
     if image.policy is not None:
         return CopyPolicy(image.policy, image.at_least)
     group = next((g for g in opened.site.groups if g.name == image.group), None)
     if group is not None:
         return opened.policy(group)
-    return CopyPolicy(tuple(copy.destination for copy in opened.catalog.copies(image.image)))
+    of_group = (
+        copy for other in opened.catalog.images(image.group) for copy in opened.catalog.copies(other.image)
+    )
+    used = tuple(dict.fromkeys(copy.destination for copy in of_group))
+    return CopyPolicy(used or tuple(destination.name for destination in opened.site.destinations))
 
 
 def is_lost(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether the image can be read nowhere although its copies are owed: the night that staged it is gone.
 
-    Of a disk that is on another node nobody here can say that.
+    Of a disk that is not here, on another node or not mounted, only the catalog can say that: its image was found
+    damaged or gone.
     """
-    if opened.keeps(image) or not owes(opened, image):
+    if opened.is_staged(image) or not owes(opened, image) or _readable_copies(opened, image):
         return False
-    return not _readable_copies(opened, image)
+    return opened.catalog.lost_on_staging(image) or is_here(opened, image)
+
+
+def is_here(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether the disk that the image was staged on is mounted on this node."""
+    back_group = opened.back_group_of(image)
+    disk = next((b.path for b in opened.site.back_groups if b.name == back_group), None)
+    return disk is not None and (disk / FOLDER).is_dir() and opened.saw(back_group)
+
+
+def note_loss(opened: OpenSite, image: ImageRecord, reason: str) -> None:
+    """Records that staging has the image no more, so that every node knows it; making it again ends that."""
+    if not opened.catalog.lost_on_staging(image):
+        opened.catalog.append(
+            StagingLossRecord(image=image.image, reason=reason[:500], at=opened.clock.now())
+        )
 
 
 def lost(opened: OpenSite, group: str | None = None, store: str | None = None) -> list[ImageRecord]:
@@ -90,13 +116,13 @@ def lost(opened: OpenSite, group: str | None = None, store: str | None = None) -
 
 
 def describe(orphaned: list[Owed]) -> list[str]:
-    """A line for each image with a copy that no night delivers."""
+    """A line for each image of `orphans`."""
     found: dict[str, list[Owed]] = {}
     for each in orphaned:
         found.setdefault(each.image.image, []).append(each)
     return [
         f"{image} owes {counted(len(rows), 'copy', 'copies')} at {', '.join(row.destination for row in rows)}: "
-        + "; ".join(dict.fromkeys(row.orphan for row in rows))
+        + "; ".join(dict.fromkeys(row.orphan or row.unnamed for row in rows))
         for image, rows in found.items()
     ]
 
@@ -238,16 +264,24 @@ def _owed_by(opened: OpenSite, image: ImageRecord) -> Iterator[Owed]:
         return
     done = {c.destination for c in opened.catalog.copies(image.image) if c.state in (*OUTLIVED, "verified")}
     known = {destination.name for destination in opened.site.destinations}
+    home = opened.back_group_of(image)
     disks = {back_group.name for back_group in opened.site.back_groups}
+    line = opened.catalog.line_of(image)
+    named = any(ref.name == line for ref in opened.site.stores)
+    unnamed = "" if named else f"{line} is not in the site file, and a night still delivers its copies"
     for destination in policy_of(opened, image).destinations:
         if destination in done:
             continue
         if destination not in known:
             yield Owed(image, destination, f"destination {destination} is not in the site file")
-        elif opened.back_group_of(image) not in disks and not _readable_copies(opened, image):
-            yield Owed(image, destination, "its BACK group is not in the site file")
+        elif home not in disks:
+            yield Owed(
+                image,
+                destination,
+                " ".join(filter(None, ("its BACK group", home, "is not in the site file"))),
+            )
         else:
-            yield Owed(image, destination)
+            yield Owed(image, destination, unnamed=unnamed)
 
 
 def _readable_copies(opened: OpenSite, image: ImageRecord) -> list[str]:

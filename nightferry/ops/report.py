@@ -201,11 +201,12 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
     images = tuple(i for i in reversed(opened.catalog.images(run=run.run)) if (i.group, i.store) in due)
     copies = {i.image: tuple(opened.catalog.copies(i.image)) for i in images}
     missing, before, reasons, gone = [], [], {}, []
+    disks = {back_group.name for back_group in opened.site.back_groups}
     for each in owed(opened):
         pair = (each.image.image, each.destination)
         if each.image in images:
             missing.append(pair)
-        elif opened.back_group_of(each.image) in (run.back_group, ""):
+        elif (home := opened.back_group_of(each.image)) == run.back_group or home not in disks:
             before.append(pair)
         else:
             continue

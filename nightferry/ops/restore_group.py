@@ -53,7 +53,7 @@ def plan_group(
         CopyMissing: an image without a readable copy.
     """
     opened.catalog.refresh()
-    stores = sorted({image.store for image in opened.catalog.images(group)})
+    stores = _stores_of(opened, group)
     if not stores:
         known = [g.name for g in opened.site.groups]
         if group not in known:
@@ -71,6 +71,14 @@ def plan_group(
             )
         plans.append(plan_restore(opened, image, [], target / store, copy=copy))
     return plans
+
+
+def _stores_of(opened: OpenSite, group: str) -> list[str]:
+    """The group's stores that have images, those of renamed ones under the names that they go on with; of a group
+    that goes on under another name, the stores as they were called."""
+    lines = {opened.catalog.line_of(image) for image in opened.catalog.images()}
+    of_lines = {store for of_group, _, store in (line.partition("/") for line in lines) if of_group == group}
+    return sorted(of_lines or {image.store for image in opened.catalog.images(group)})
 
 
 def restore_group(

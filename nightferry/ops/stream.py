@@ -31,6 +31,7 @@ from nightferry.ops.beside import DECIDED, put_beside, render
 from nightferry.ops.encode import PacedOutgoing, Passed, decodes_at_once, encoded
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
+from nightferry.ops.owed import note_loss
 from nightferry.ops.ownership import confirm, watched
 from nightferry.ops.read_back import verify_copy
 from nightferry.ops.room import set_aside
@@ -79,11 +80,12 @@ def _from_staging(
         order = opened.catalog.order_of(image.image)
         outgoing = StagedOutgoing(image, opened.staged(image), order=order, cancel=cancel)
         return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
-    except StagedDamage:
+    except StagedDamage as error:
         # What is read in the place of a disk that is gone says nothing of the image.
         confirm(opened, back_group)
         # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
         set_aside(opened.staged(image))
+        note_loss(opened, image, error.message)
         log.warning("image %s is damaged on staging: set aside", image.image)
         raise
 

@@ -22,7 +22,7 @@ from nightferry.errors import (
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.owed import is_lost, policy_of
+from nightferry.ops.owed import is_here, is_lost, note_loss, policy_of
 from nightferry.ops.passes import in_passes
 from nightferry.ops.places import open_place, places_of
 from nightferry.ops.read_back import mark_damaged, verify_copy
@@ -194,6 +194,7 @@ def remake_copy(
 
     Raises:
         CopyMissing: the image cannot be read anywhere else.
+        IntegrityError: the image is lost.
         StagingFull: the scratch file does not fit beside what staging keeps free.
         ConfigError: the destination is not in the site file.
         NotOwner: the disk that it lies on, or would lie on in between, is on another node.
@@ -214,6 +215,14 @@ def remake_copy(
     if there is not None:
         return there
     opened.require_disk(opened.back_group_of(image), f"a copy of {image.image} by way of staging")
+    if damage is None and not opened.catalog.freed(image.image) and is_here(opened, image):
+        note_loss(opened, image, "it is not on staging any more")
+    if is_lost(opened, image):
+        raise IntegrityError(
+            f"image {image.image} is lost: damaged or gone on staging, and no copy can be read",
+            hint=f"`nightferry forget {image.image} --reason TEXT` gives it up",
+            subject=image.image,
+        )
     last: NightferryError | None = None
     turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination])
     for place in turns:

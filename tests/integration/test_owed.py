@@ -17,6 +17,7 @@ from nightferry.ops import check, expire, owed, restore, verify
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.rebuild import rebuild
 from nightferry.ops.report import NightResult, image_json, night_result
+from nightferry.ops.restore_group import plan_group, restore_group
 from nightferry.ops.status import StoreStatus, exit_code, status
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
@@ -232,3 +233,89 @@ def test_images_of_a_rebuilt_catalog_owe_nothing_and_can_still_be_copied_again(m
         assert len(opened.catalog.images()) == 2
         assert owed.owed(opened) == []
         assert len(verify.missing_copies(opened, "tape")) == 2
+
+
+def test_what_a_removed_back_group_owes_is_named_by_every_night(place: Place) -> None:
+    run = place.owing()
+    old = place.site.file.read_text()
+    new_disk = place.site.home / "disk-2"
+    new_disk.mkdir()
+    place.come_back()
+    text = old.replace("TEX-BACK-1", "TEX-BACK-2").replace(str(place.site.disk), str(new_disk))
+    place.site.file.write_text(text.replace('name = "SG1"', 'name = "SG9"'))
+    name = f"{run.run}.SG1.a.L0"
+    for each in "ab":
+        shutil.copytree(place.site.store(f"SG1/{each}"), place.site.store(f"SG9/{each}"), symlinks=True)
+    with place.open() as opened:
+        night.night(opened, "TEX-BACK-2")
+        result = night_result(opened, opened.catalog.runs("TEX-BACK-2")[0])
+        assert (result.outcome, result.exit_code) == ("CopyMissing", 20)
+        assert (name, "folder") in result.owed_before
+        assert "its BACK group TEX-BACK-1 is not in the site file" in result.notes[name, "folder"]
+        assert any(line.startswith(f"{name} owes 1 copy") for line in owed.describe(owed.orphans(opened)))
+        for store in ("SG1/a", "SG1/b"):
+            owed.forget(opened, store, "the disk is gone")
+        assert night_result(opened, result.run).outcome == "Completed"
+
+
+def test_images_of_a_disk_that_is_not_mounted_are_not_lost(place: Place) -> None:
+    place.owing()
+    moved = place.site.disk.with_name("unmounted")
+    place.site.disk.rename(moved)
+    place.site.disk.mkdir()
+    with place.open() as opened:
+        assert owed.owed(opened)
+        assert owed.lost(opened) == []
+        assert not any("lost" in row.reason for row in rows(opened).values())
+    place.site.disk.rmdir()
+    moved.rename(place.site.disk)
+
+
+def test_a_loss_is_on_record_for_nodes_without_the_disk_until_the_image_is_made_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = place.owing()
+    name = f"{run.run}.SG1.a.L0"
+    place.come_back()
+    with place.open() as opened:
+        image = opened.catalog.image(name)
+        with opened.staged_path(image).open("r+b") as file:
+            file.write(b"\xff\xff")
+        for copy in opened.catalog.copies(name):
+            opened.catalog.append(copy.model_copy(update={"state": "lost"}))
+    result = place.night()
+    assert result.exit_code == 30
+    assert name in result.sentence()
+    with place.open() as opened:
+        monkeypatch.setattr(OpenSite, "sees", lambda *_: False)
+        assert [i.image for i in owed.lost(opened)] == [name]
+        assert "lost" in rows(opened)["SG1/a"].reason
+        opened.catalog.append(image)
+        assert owed.lost(opened) == []
+
+
+def test_an_image_of_before_policies_were_recorded_whose_group_is_gone_owes_what_its_group_had(
+    place: Place,
+) -> None:
+    run = place.owing()
+    name = f"{run.run}.SG1.a.L0"
+    with place.open() as opened:
+        opened.catalog.append(opened.catalog.image(name).model_copy(update={"policy": None}))
+    place.site.write_file(stores={"SG9": ("a", "b")})
+    with place.open() as opened:
+        assert {each.destination for each in owed.owed(opened) if each.image.image == name} == {"folder"}
+        findings = [f.text for f in check.check(opened.loaded) if f.id == "NF-OWED-001"]
+    assert any(text.startswith(name) and "SG1/a is not in the site file" in text for text in findings)
+
+
+def test_a_renamed_group_is_restored_as_one_before_its_first_night(place: Place, tmp_path: Path) -> None:
+    assert place.night().outcome == "Completed"
+    content = {s: place.site.store(f"SG1/{s}") for s in "ab"}
+    place.site.write_file(stores={"SG9": ("a", "b")})
+    with place.open() as opened:
+        owed.adopt(opened, "SG1", "SG9")
+        plans = plan_group(opened, "SG9", tmp_path)
+        done = restore_group(opened, plans, progress=QUIET, cancel=Cancel())
+    assert [(each.store, each.exit_code) for each in done] == [("SG1/a", 0), ("SG1/b", 0)]
+    for store, folder in content.items():
+        assert subprocess.run(["diff", "-r", "--no-dereference", folder, tmp_path / store]).returncode == 0
