@@ -11,8 +11,11 @@ from pathlib import Path
 
 from nightferry.errors import CatalogError
 from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, replace_file, sync_folder
+from nightferry.transfer.regular import read_regular
 
 FOLDER_MODE = 0o700
+_MOST_BYTES = 16 << 30
+"""No file of a catalog is longer."""
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -67,7 +70,7 @@ class FolderStorage:
     def read(self, path: str) -> bytes | None:
         with catalog_errors("read", self.path / path):
             try:
-                return (self.path / path).read_bytes()
+                return read_regular(self.path / path, _MOST_BYTES, follow=True)
             except FileNotFoundError:
                 return None
 

@@ -22,9 +22,12 @@ from nightferry.errors import ClusterError, IntegrityError, NotOwner
 from nightferry.model.names import parse_run
 from nightferry.model.records import ApprovalRecord, SealRecord
 from nightferry.transfer.durable import DRAFT_PREFIX, create_file, remove_dead_drafts, sync_folder
+from nightferry.transfer.regular import read_regular
 
 FOLDER = ".nightferry"
 TOKENS_KEPT = 8
+_MOST_BYTES = 64 << 20
+"""No token, seal or approval is longer."""
 
 _TOKEN = re.compile(r"owner\.([0-9]{1,12})")
 _SEAL = re.compile(r"seal\.([0-9]{1,6})\.json")
@@ -276,7 +279,7 @@ def _dump(record: BaseModel) -> bytes:
 
 def _load(path: Path, model: type[_M]) -> _M:
     try:
-        return model.model_validate_json(path.read_bytes())
+        return model.model_validate_json(read_regular(path, _MOST_BYTES))
     except (OSError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not what it should be"
         raise ClusterError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from nightferry.errors import NotInThisRelease
+from nightferry.errors import MediumDamaged, NotInThisRelease
 from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord, DriveRecord, Streamed
 from nightferry.progress import Cancel, Progress
@@ -383,8 +383,8 @@ class Marked(Protocol):
     def put_records(self, name: str, data: bytes) -> None:
         """Lays records beside the copies; of those with such a name the newest few are kept."""
 
-    def records(self) -> Iterator[bytes]:
-        """What ``put_records`` laid there."""
+    def records(self) -> Iterator[bytes | MediumDamaged]:
+        """What ``put_records`` laid there; of what cannot be read, why."""
 
     def images(self) -> Iterator[str]:
         """Names of the images that something lies of, whole or not."""

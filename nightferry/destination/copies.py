@@ -14,11 +14,17 @@ from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Measure, Outgoin
 from nightferry.errors import ConfigError, DestinationError, IntegrityError, MediumDamaged
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.units import GIB, KIB, MIB
 
 COPY = "copy.json"
 META = "meta.json"
 CRC = "crc64nvme"
 CATALOGS_KEPT = 3
+MOST_BYTES = {"index": 8 * GIB, "chunks": 512 * MIB, META: MIB, COPY: 64 * KIB}
+"""What side files may have at most: a longer one is damage, and never read."""
+MOST_CATALOG_BYTES = 4 * GIB
+"""The same for a copy of the catalog, and for records beside the copies."""
+_MOST_EPOCH = 1 << 31
 _KEYS = {"image", "epoch", "size_bytes", "digest"}
 _MORE_KEYS = {"encoding", CRC}
 """What is there for some copies: how the data is encoded, and the checksum that its store compared it with."""
@@ -165,7 +171,9 @@ def parse_about(image: str, text: bytes) -> dict[str, Any] | None:
     try:
         said = json.loads(text)
         sound = said["image"] == image and {*said} - _MORE_KEYS == _KEYS
-        sound = sound and isinstance(said["epoch"], int) and isinstance(said["size_bytes"], int)
+        sound = sound and type(said["epoch"]) is int and 0 < said["epoch"] < _MOST_EPOCH
+        sound = sound and type(said["size_bytes"]) is int and 0 <= said["size_bytes"] < 1 << 63
+        sound = sound and isinstance(said["digest"], str)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return dict(said) if sound else None
@@ -229,6 +237,19 @@ def side_path(location: Mapping[str, Any], name: str) -> str:
     if name not in SIDE_FILES:
         raise DestinationError(f"{name!r} is no side file", subject=name)
     return f"images/{place_of(location)[0]}/{name}"
+
+
+def require_length(name: str, path: str, size_bytes: int | None, most_bytes: int) -> int:
+    """How long an object is.
+
+    Raises:
+        MediumDamaged: it is not there, or so long that it is none of ours.
+    """
+    if size_bytes is None:
+        raise MediumDamaged(f"{name}: {path} is not there", subject=name)
+    if size_bytes > most_bytes:
+        raise MediumDamaged(f"{name}: {path} has {size_bytes} bytes, and may have {most_bytes}", subject=name)
+    return size_bytes
 
 
 def misfit(name: str, path: str, size_bytes: int | None, location: Mapping[str, Any]) -> MediumDamaged:

@@ -25,6 +25,8 @@ from nightferry.destination.copies import (
     CATALOGS_KEPT,
     COPY,
     META,
+    MOST_BYTES,
+    MOST_CATALOG_BYTES,
     Lanes,
     ObjectLane,
     about,
@@ -36,6 +38,7 @@ from nightferry.destination.copies import (
     parse_about,
     place_of,
     receipt_of,
+    require_length,
     safe_name,
     side_path,
     watched,
@@ -277,7 +280,7 @@ class FsspecDestination:
         if self._objects.size(f"{folder}/{META}") is None:
             return None
         try:
-            said = parse_about(image, self._objects.read(f"{folder}/{COPY}"))
+            said = parse_about(image, self._read(f"{folder}/{COPY}", MOST_BYTES[COPY]))
         except MediumDamaged:
             return None
         if said is None or self._objects.size(f"{folder}/{data_name(said)}") != said["size_bytes"]:
@@ -302,7 +305,7 @@ class FsspecDestination:
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
         path = side_path(location, name)
         self._require()
-        return self._objects.read(path)
+        return self._read(path, MOST_BYTES[name])
 
     def remove(self, location: Mapping[str, Any]) -> None:
         self._require()
@@ -373,7 +376,7 @@ class FsspecDestination:
         read = self._read_in(image)
         if said is not None:
             origin = parse_origin(image, read(ORIGIN))
-            meta = self._objects.read(f"{folder}/{META}")
+            meta = self._read(f"{folder}/{META}", MOST_BYTES[META])
             return Found(image, said["epoch"], location_of(said), meta, site_of(origin))
         if not is_image(image):
             return Odd(folder, "its name is not an image's")
@@ -403,10 +406,13 @@ class FsspecDestination:
     def put_records(self, name: str, data: bytes) -> None:
         self._keep("records", name, data, is_records)
 
-    def records(self) -> Iterator[bytes]:
+    def records(self) -> Iterator[bytes | MediumDamaged]:
         self._require()
-        names = filter(is_records, self._objects.names("records"))
-        return (self._objects.read(f"records/{name}") for name in names)
+        for name in filter(is_records, self._objects.names("records")):
+            try:
+                yield self._read(f"records/{name}", MOST_CATALOG_BYTES)
+            except MediumDamaged as error:
+                yield error
 
     def put_catalog(self, name: str, data: bytes) -> None:
         self._keep("catalog", name, data, is_catalog)
@@ -425,7 +431,16 @@ class FsspecDestination:
 
     def get_catalog(self, name: str) -> bytes:
         self._require()
-        return self._objects.read(f"catalog/{safe_name(name)}")
+        return self._read(f"catalog/{safe_name(name)}", MOST_CATALOG_BYTES)
+
+    def _read(self, path: str, most_bytes: int) -> bytes:
+        """All of an object.
+
+        Raises:
+            MediumDamaged: it is not there, cannot be read, or is longer than it may be.
+        """
+        size = require_length(self._name, path, self._objects.size(path), most_bytes)
+        return self._objects.read(path, 0, size)
 
     def close(self) -> None:
         self._objects.close()

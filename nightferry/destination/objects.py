@@ -14,6 +14,7 @@ from nightferry.destination.durable import FreshFile
 from nightferry.destination.failure import os_errors
 from nightferry.errors import MediumDamaged, Unavailable
 from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, sync_folder, write_all
+from nightferry.transfer.regular import NO_FILE, open_regular, read_at
 
 Pieces = Iterable[bytes | memoryview]
 ReadAt = Callable[[int, int], bytes]
@@ -116,13 +117,16 @@ class FolderObjects:
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         with os_errors(self._name):
             try:
-                with (self._root / path).open("rb", buffering=0) as file:
-                    wanted = os.fstat(file.fileno()).st_size - offset if length is None else length
-                    return _read_all(file.fileno(), offset, wanted)
+                fd = open_regular(self._root / path)
+                try:
+                    wanted = os.fstat(fd).st_size - offset if length is None else length
+                    return read_at(fd, offset, wanted)
+                finally:
+                    os.close(fd)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise MediumDamaged(f"{self._name}: {path} is not there", subject=self._name) from error
             except OSError as error:
-                if error.errno not in _UNREADABLE:
+                if error.errno not in _UNREADABLE | {NO_FILE}:
                     raise
                 # What was opened and cannot be read is no destination that is away: another try finds the same.
                 raise MediumDamaged(
@@ -240,16 +244,3 @@ class FolderObjects:
             if parent != Path() and not path.is_dir():
                 path.mkdir(mode=0o700, exist_ok=True)
                 sync_folder(path.parent)
-
-
-def _read_all(fd: int, offset: int, length: int) -> bytes:
-    """Up to ``length`` bytes, fewer only at the end of the file: one read may stop at 2 GiB."""
-    pieces = []
-    while length:
-        piece = os.pread(fd, length, offset)
-        if not piece:
-            break
-        pieces.append(piece)
-        offset += len(piece)
-        length -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -85,7 +85,7 @@ class Beside:
                 for each in said["records"]
                 if each["kind"] in known
             ]
-        except (ValidationError, KeyError, TypeError, RecursionError) as error:
+        except (ValidationError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(str(error)) from error
 
 

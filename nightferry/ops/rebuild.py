@@ -30,6 +30,7 @@ from nightferry.errors import (
     DestinationError,
     IntegrityError,
     MediumDamaged,
+    NightferryError,
     OtherSite,
     Unavailable,
 )
@@ -286,8 +287,8 @@ def _recovered(
             one = recovered(destination, placed, catalog.latest(ImageRecord, odd.image), site)
         except Unavailable:
             raise
-        except (IntegrityError, DestinationError, ConfigError) as error:
-            why = f"{why}, and {error.message}"
+        except (IntegrityError, DestinationError, ConfigError, ValidationError) as error:
+            why = f"{why}, and {_reason(error)}"
         else:
             done.recovered.append(odd.image)
             return [one]
@@ -305,11 +306,14 @@ def _take_in_beside(
     done: Rebuilt,
 ) -> int:
     """What people decided, as it lies beside the copies: the newest of all, or what stands with each."""
-    texts = [one.records for one in found if one.records]
+    texts: list[bytes | MediumDamaged] = [one.records for one in found if one.records]
     if isinstance(destination, Marked):
         texts += destination.records()
     readable: list[Beside] = []
     for text in texts:
+        if isinstance(text, MediumDamaged):
+            done.notes.append(text.message)
+            continue
         try:
             one = Beside(text)
         except ValueError:
@@ -384,11 +388,24 @@ def _add(
         chunks = destination.side_file(found.location, "chunks")
         if image_digest(chunks, index) != image.digest:
             raise IntegrityError(f"the side files of {found.image} are not what its record says")
+        copy = CopyRecord(
+            image=image.image,
+            destination=destination.name,
+            epoch=found.epoch,
+            state="whole",
+            run=image.run,
+            location=found.location,
+            size_bytes=_size(found, image),
+            digest=image.digest,
+            started=image.ended,
+            ended=clock.now(),
+            note="found by catalog rebuild",
+        )
     except Unavailable:
         raise
-    except (IntegrityError, DestinationError, ConfigError) as error:
+    except (IntegrityError, DestinationError, ConfigError, ValidationError) as error:
         done.left_out.append(f"images/{found.image}")
-        done.notes.append(f"{safe(found.image)} at {destination.name} is left out: {error}")
+        done.notes.append(f"{safe(found.image)} at {destination.name} is left out: {_reason(error)}")
         return
     indexes.keep(image.image, index, chunks)
     before = catalog.latest(ImageRecord, image.image)
@@ -396,24 +413,18 @@ def _add(
     image = image.model_copy(update={"policy": () if before is None else before.policy})
     if before != image:
         catalog.append(image)
-    copy = CopyRecord(
-        image=image.image,
-        destination=destination.name,
-        epoch=found.epoch,
-        state="whole",
-        run=image.run,
-        location=found.location,
-        size_bytes=_size(found, image),
-        digest=image.digest,
-        started=image.ended,
-        ended=clock.now(),
-        note="found by catalog rebuild",
-    )
     known = catalog.latest(CopyRecord, copy.subject)
     # What is known as damaged or given up lies there still, and is no better for it.
     if known is None or known.state == "writing" or _moved(known, copy):
         catalog.append(copy)
         done.added.append(image.image)
+
+
+def _reason(error: NightferryError | ValidationError) -> str:
+    if isinstance(error, ValidationError):
+        wrong = error.errors()[0]
+        return f"its words make no record: {safe('.'.join(map(str, wrong['loc'])))}: {wrong['msg'].lower()}"
+    return str(error)
 
 
 def _require_fitting_name(found: Found) -> None:

@@ -20,6 +20,8 @@ _KINDS = {
     stat.S_IFLNK: "a symbolic link",
 }
 _SCOOP_BYTES = 8 << 20
+NO_FILE = errno.EINVAL
+"""What ``open_regular`` says of something that is not a regular file."""
 
 
 def open_regular(
@@ -65,7 +67,7 @@ def read_regular(
         size = os.fstat(fd).st_size
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"it has {size} bytes, and may have {most_bytes}", str(path))
-        return read_at(fd, 0, most_bytes)
+        return read_at(fd, 0, size)
     finally:
         os.close(fd)
 
@@ -88,4 +90,4 @@ def read_at(fd: int, offset: int, length: int) -> bytes:
 
 
 def _no_file(kind: str, path: str | Path) -> OSError:
-    return OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+    return OSError(NO_FILE, f"it is {kind}, not a file", str(path))

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
+from nightferry.catalog.query import Catalog
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops import expire
 from nightferry.ops.room import remove_staged
+from nightferry.ops.stream import deliver_catalog
 from nightferry.ops.verify import verify_copies
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
 from tests.support.command_site import Command
 from tests.support.outside import compare_tree
+from tests.support.peak import peak_bytes
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
 MakeSite = Callable[..., SmallSite]
@@ -119,3 +122,91 @@ def test_staging_is_not_left_through_a_symbolic_link(make_site: MakeSite, tmp_pa
         assert [path for path, _ in after] == [path for path, _ in there]
         assert {copy.state for copy in opened.catalog.all(CopyRecord)} == {"verified"}
         assert opened.catalog.all(ImageRecord)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(12 << 30)
+
+
+def _deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def _number(path: Path) -> None:
+    path.write_text('{"epoch": ' + "9" * 20_000 + "}")
+
+
+def _types(path: Path) -> None:
+    path.write_text('{"image": [], "epoch": -1, "size_bytes": true, "digest": {}, "encoding": ["zstd"]}')
+
+
+def _no_text(path: Path) -> None:
+    path.write_bytes(bytes(range(256)))
+
+
+def _encoding(path: Path) -> None:
+    if path.name == "copy.json":
+        path.write_text(json.dumps(json.loads(BEFORE[path]) | {"encoding": "rot13"}))
+    else:
+        path.write_bytes(b"")
+
+
+def _epoch(path: Path) -> None:
+    if path.name == "copy.json":
+        path.write_text(json.dumps(json.loads(BEFORE[path]) | {"epoch": -1}))
+    else:
+        path.write_bytes(b"null")
+
+
+BEFORE: dict[Path, bytes] = {}
+"""What was there."""
+
+ODD = (_fifo, _endless, _folder, _sparse, _deep, _number, _types, _no_text, _encoding, _epoch)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_one_odd_file_stops_no_rebuild(
+    make_site: MakeSite, nightferry: Command, odd: Callable[[Path], None]
+) -> None:
+    """In the place of each file that a rebuild reads: it is named, the other image is there, and little was read."""
+    site = make_site(copies=("folder",))
+    clock = HandClock()
+    with site.open(clock) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        deliver_catalog(opened, "folder", clock.now())
+    lose(site)
+    (first, second) = sorted((site.objects / "images").iterdir())
+    victims = [first / name for name in ("meta.json", "copy.json", "origin.json", "index", "chunks")]
+    victims += sorted((site.objects / "catalog").iterdir()) + sorted((site.objects / "records").iterdir())
+    before = peak_bytes()
+    for number, victim in enumerate(victims):
+        BEFORE[victim] = victim.read_bytes()
+        victim.unlink()
+        odd(victim)
+        place = site.home / f"catalog{number}"
+        ran = nightferry(site.file, "catalog", "rebuild", "--copy", "folder", "--to", place, "--json")
+        assert ran.code in (0, 3), f"{victim}: {ran.out}{ran.err}"
+        if victim.name != "origin.json":
+            assert ran.code == 3, f"{victim}: {ran.out}"
+            assert victim.parent.name in ran.out
+        rebuilt = Catalog(place, node="n")
+        assert second.name in {image.image for image in rebuilt.images()}
+        if victim.is_dir():
+            victim.rmdir()
+        else:
+            victim.unlink()
+        victim.write_bytes(BEFORE[victim])
+    assert peak_bytes() < before + (300 << 20), "nothing of 12 GiB was read"

@@ -31,6 +31,8 @@ from nightferry.destination.copies import (
     COPY,
     CRC,
     META,
+    MOST_BYTES,
+    MOST_CATALOG_BYTES,
     Lanes,
     ObjectLane,
     about,
@@ -89,12 +91,8 @@ from nightferry.model.destinations import Lock, Recall, S3Settings
 from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
-from nightferry.units import GIB, KIB, MIB
 
 DEFAULT_LANES = 4
-_MOST_BYTES = {"index": 8 * GIB, "chunks": 512 * MIB, META: MIB, COPY: 64 * KIB}
-"""Beyond these a side file makes no sense and is not read."""
-_MOST_CATALOG_BYTES = 4 * GIB
 _AS_EVER = Recall()
 
 _backoffs: dict[str, Backoff] = {}
@@ -394,7 +392,7 @@ class S3Destination:
 
     def _read_in(self, image: str) -> Callable[[str], bytes | None]:
         """Gives small objects of an image's folder by name; None when they are not there."""
-        return lambda name: self._bucket.get(f"images/{image}/{name}", _MOST_BYTES.get(name, MARKER_BYTES))
+        return lambda name: self._bucket.get(f"images/{image}/{name}", MOST_BYTES.get(name, MARKER_BYTES))
 
     def _objects_of(self, image: str) -> Iterator[str]:
         """The objects of a copy in an image's folder."""
@@ -406,7 +404,7 @@ class S3Destination:
         """``copy.json`` of a whole copy, None when the image is not here or not whole; and whether its data is
         still what the store compared with our checksum."""
         folder, bucket = f"images/{image}", seen_by or self._bucket
-        text = bucket.get(f"{folder}/{COPY}", _MOST_BYTES[COPY])
+        text = bucket.get(f"{folder}/{COPY}", MOST_BYTES[COPY])
         said = None if text is None else parse_about(image, text)
         if said is None or bucket.head(f"{folder}/{META}") is None:
             return None, False
@@ -455,7 +453,7 @@ class S3Destination:
         ask(self._bucket, path, head, self._recall)
 
     def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
-        return self._get(side_path(location, name), _MOST_BYTES[name])
+        return self._get(side_path(location, name), MOST_BYTES[name])
 
     def _get(self, path: str, most_bytes: int) -> bytes:
         data = self._bucket.get(path, most_bytes)
@@ -549,8 +547,12 @@ class S3Destination:
     def put_records(self, name: str, data: bytes) -> None:
         self._keep("records", name, data, is_records)
 
-    def records(self) -> Iterator[bytes]:
-        return (self._get(path, _MOST_CATALOG_BYTES) for path, _ in self._of_kind("records", is_records))
+    def records(self) -> Iterator[bytes | MediumDamaged]:
+        for path, _ in self._of_kind("records", is_records):
+            try:
+                yield self._get(path, MOST_CATALOG_BYTES)
+            except MediumDamaged as error:
+                yield error
 
     def put_catalog(self, name: str, data: bytes) -> None:
         """See ``Destination.put_catalog``. A key that may only write keeps them all."""
@@ -575,7 +577,7 @@ class S3Destination:
         return sorted((path.rpartition("/")[2] for path, _ in found), key=age_of, reverse=True)
 
     def get_catalog(self, name: str) -> bytes:
-        return self._get(f"catalog/{safe_name(name)}", _MOST_CATALOG_BYTES)
+        return self._get(f"catalog/{safe_name(name)}", MOST_CATALOG_BYTES)
 
     def close(self) -> None:
         self._uploader.close()
