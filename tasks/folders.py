@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -22,24 +23,31 @@ def adopt_worker_folders() -> None:
     above = _prefect_above()
     if not above:
         return
-    pids = [pid for pid, _ in above]
-    named = [
-        Path(os.fsdecode(word)).parent for _, words in above for word in words if word.endswith(b".json")
+    temporary = Path(tempfile.gettempdir())
+    folders = [
+        folder for folder in temporary.iterdir() if _RUNTIME.fullmatch(folder.name) and _is_ours(folder)
     ]
-    for folder, pattern in ((Path.cwd(), _WORKING), *((folder, _RUNTIME) for folder in named)):
-        if (
-            pattern.fullmatch(folder.name)
-            and folder.parent == Path(tempfile.gettempdir())
-            and folder.is_dir()
-        ):
-            mark_folder(folder, pids)
+    if _WORKING.fullmatch(Path.cwd().name) and Path.cwd().parent == temporary.resolve():
+        folders.append(Path.cwd())
+    for folder in folders:
+        mark_folder(folder, above)
     clear_dead_folders()
     keep_private()
 
 
-def _prefect_above() -> list[tuple[int, list[bytes]]]:
-    """This process's parents as far as they are Prefect's, with their command lines; the nearest first."""
-    found: list[tuple[int, list[bytes]]] = []
+def _is_ours(runtime: Path) -> bool:
+    """Whether a worker made the folder for this process's flow run."""
+    try:
+        config = json.loads((runtime / "supervisor.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    run = os.environ.get("PREFECT__FLOW_RUN_ID")
+    return isinstance(config, dict) and bool(run) and config.get("flow_run_id") == run
+
+
+def _prefect_above() -> list[int]:
+    """The numbers of this process's parents as far as they are Prefect's, the nearest first."""
+    found: list[int] = []
     pid = os.getppid()
     while pid > 1:
         try:
@@ -49,6 +57,6 @@ def _prefect_above() -> list[tuple[int, list[bytes]]]:
             break
         if not any(b"prefect" in word for word in words):
             break
-        found.append((pid, words))
+        found.append(pid)
         pid = parent
     return found

@@ -134,6 +134,21 @@ def aged(four_nights: Path, tmp_path: Path) -> Aged:
     return make
 
 
+def test_seals_and_logs_go_with_the_last_image_of_their_run(aged: Aged) -> None:
+    site, clock = aged()
+    seals, logs = site.disk / ".nightferry" / "seals", site.home / "catalog" / "logs"
+    runs = [f"202611{day}-{BACK_GROUP}" for day in (10, 11, 12, 13, 14)]
+    assert sorted(os.listdir(seals)) == runs[:4]
+    with site.open(clock) as opened:
+        hold.add_hold(opened, image(11), "evidence")
+        run_expire(opened)
+        night.night(opened, BACK_GROUP)
+        # The first run's images have all expired, one of the second's is held.
+        assert sorted(os.listdir(seals)) == runs[1:]
+        assert sorted(os.listdir(logs)) == [f"{run}.log" for run in runs[1:]]
+        assert {record.run for record in opened.catalog.runs()} == set(runs)
+
+
 def test_what_stays_comes_back_and_what_went_is_gone(aged: Aged, tmp_path: Path) -> None:
     site, clock = aged()
     with site.open(clock) as opened:

@@ -59,7 +59,7 @@ class PlacedSite(NightSite):
     def worker(self, node: str, *queues: str) -> Iterator[subprocess.Popen[bytes]]:
         """A real worker that plays a node, in a folder of its own; ends with the block."""
         folder = self.here / f"worker-{node}"
-        folder.mkdir(exist_ok=True)
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
         names = [word for queue in (node.lower(), *queues) for word in ("--work-queue", queue)]
         with (folder / "log").open("a") as log:
             process = subprocess.Popen(
@@ -77,6 +77,7 @@ class PlacedSite(NightSite):
                 ],
                 cwd=folder,
                 env=environment(
+                    TMPDIR=str(folder / "tmp"),
                     NIGHTFERRY_NODE=node,
                     NIGHTFERRY_SITE=str(self.path),
                     PYTHONPATH=self.fault.path,

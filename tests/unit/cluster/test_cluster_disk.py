@@ -203,3 +203,22 @@ def test_a_full_disk_is_told_and_not_taken(disk, tmp_path, monkeypatch):
             write()
     assert disk.owner().node == "TEX-ACTV-1"
     assert disk.read_seal(RUN) is None
+
+
+def test_of_expired_runs_what_is_ours_goes_and_of_the_others_nothing(disk, tmp_path):
+    kept = "20261201-TEX-BACK-1"
+    for run in (RUN, kept):
+        disk.write_seal(seal(run=run))
+        disk.write_approval(approval(run=run))
+    seals = tmp_path / ".nightferry/seals"
+    (seals / kept / ".tmp-1-0123456789abcdef").write_text("half")
+    (seals / "a file").write_text("somebody's")
+    disk.clear({RUN})
+    assert sorted(path.name for path in seals.iterdir()) == [kept, "a file"]
+    assert disk.read_seal(RUN) is None
+    assert disk.read_seal(kept) == seal(run=kept)
+    assert disk.read_approvals(kept) == [approval(run=kept)]
+    assert not (seals / kept / ".tmp-1-0123456789abcdef").exists()
+    (seals / kept / "note").write_text("somebody's")
+    disk.clear({kept})
+    assert [path.name for path in (seals / kept).iterdir()] == ["note"]

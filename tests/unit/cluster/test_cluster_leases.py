@@ -101,3 +101,20 @@ def test_a_restore_reads_where_there_never_was_a_lease(tmp_path):
     said = []
     with bound_read_only(tmp_path), Leases(tmp_path / "n.readers", "n").read("restore", warn=said.append):
         assert len(said) == 1
+
+
+def test_what_killed_readers_left_is_cleared_and_a_living_one_keeps_its_lease(leases, again, tmp_path):
+    folder = tmp_path / "TEX-BACK-1.readers"
+    with again().read("living"):
+        (folder / "vm-1-0123456789ab.json").write_text("{}")
+        (folder / "vm-1-0123456789ab.draft").write_text("")
+        leases.clear()
+        assert [r.who for r in leases.readers()] == ["living"]
+        assert not (folder / "vm-1-0123456789ab.json").exists()
+    leases.clear()
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+def test_clearing_where_nobody_ever_read_writes_nothing(leases, tmp_path):
+    leases.clear()
+    assert list(tmp_path.iterdir()) == []
