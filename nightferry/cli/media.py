@@ -181,7 +181,8 @@ def erase(
     words = [f"{barcode} is erased: {_now(view)}"]
     if view.state == "retired":
         words += [f"it stays out of use; `nightferry media label {barcode}` puts it back"]
-    session.out.result({**media.view_json(view), "lost": list(plan.lost)}, *words)
+    again = [copy.image for copy in plan.unfinished]
+    session.out.result({**media.view_json(view), "lost": list(plan.lost), "unfinished": again}, *words)
     return 0
 
 

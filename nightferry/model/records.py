@@ -339,7 +339,7 @@ class CartridgeRecord(Record):
     kind: ClassVar[str] = "cartridge"
     barcode: BarcodeText
     destination: SafeName
-    pool: PoolText
+    pool: PoolText | Literal[""]
     state: CartridgeState
     label: str = ""
     """The label's random id; empty while blank."""

@@ -53,7 +53,7 @@ def image(tmp_path: Path) -> Image:
     """A tar that GNU tar made, of about 30 MiB: five cartridges."""
     (tmp_path / "content").write_bytes(os.urandom(30 * MIB - 12_345))
     subprocess.run(["tar", "cf", "image.tar", "content"], cwd=tmp_path, check=True)
-    return Image("run.SG1.a.L0", (tmp_path / "image.tar").read_bytes())
+    return Image("20261130-TEX-BACK-1.SG1.a.L0", (tmp_path / "image.tar").read_bytes())
 
 
 def by_hand(library: Library, receipt: Receipt) -> bytes:

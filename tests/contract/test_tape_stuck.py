@@ -42,7 +42,7 @@ def process(shop: Shop, register: LastingRegister) -> Iterator[Open]:
         each.tape.close()
 
 
-def image(name: str = "run.SG1.a.L0", mib: int = 3) -> Image:
+def image(name: str = "20261130-TEX-BACK-1.SG1.a.L0", mib: int = 3) -> Image:
     return Image(name, os.urandom(mib * MIB - 99))
 
 
@@ -86,7 +86,7 @@ def test_the_end_of_the_medium_costs_a_cartridge_its_turn_and_no_night(
     assert "at its end" in register.kept[FIRST].note
     # The next night does not meet it again.
     later = process()
-    put(later.tape, image("run.SG1.b.L0"))
+    put(later.tape, image("20261130-TEX-BACK-1.SG1.b.L0"))
     assert FIRST not in later.mounted
     assert [(f.image, f.location) for f in later.tape.scan() if f.image == data.image] == [
         (data.image, receipt.location)
@@ -96,10 +96,13 @@ def test_the_end_of_the_medium_costs_a_cartridge_its_turn_and_no_night(
 def stopped(process: Open, register: LastingRegister) -> Image:
     """What a process leaves that was stopped while it wrote an image behind another: a tape file without its end."""
     at_work = process()
-    first = image("run.SG1.first.L0")
+    first = image("20261130-TEX-BACK-1.SG1.first.L0")
     put(at_work.tape, first)
     with pytest.raises(RuntimeError):
-        put(at_work.tape, Image("run.SG1.cut.L0", os.urandom(3 * MIB), on_chunk=at_chunk(2, cut)))
+        put(
+            at_work.tape,
+            Image("20261130-TEX-BACK-1.SG1.cut.L0", os.urandom(3 * MIB), on_chunk=at_chunk(2, cut)),
+        )
     return first
 
 
@@ -118,14 +121,14 @@ def test_the_end_of_the_medium_in_recovery_makes_the_cartridge_full(
     assert barcodes(receipt) == [SECOND]
     assert register.kept[FIRST].state == "full"
     assert not register.kept[FIRST].note.startswith("being written")
-    assert {f.image for f in at_work.tape.scan()} == {"run.SG1.first.L0", data.image}
+    assert {f.image for f in at_work.tape.scan()} == {"20261130-TEX-BACK-1.SG1.first.L0", data.image}
 
 
 @pytest.mark.parametrize("error", [Unavailable, PositionLost], ids=lambda e: e.__name__)
 def test_a_cartridge_at_which_two_drives_fail_is_to_blame_itself(
     process: Open, register: LastingRegister, error: type[DestinationError]
 ) -> None:
-    put(process().tape, image("run.SG1.first.L0"))
+    put(process().tape, image("20261130-TEX-BACK-1.SG1.first.L0"))
     at_work = process()
     at_work.fails("read_record", FIRST, error("no answer"))
     data = image()
@@ -148,13 +151,13 @@ def test_a_cartridge_that_cannot_be_looked_at_after_a_kill_stops_nothing(
     assert barcodes(put(at_work.tape, image())) == [SECOND]
     later = process()
     later.fails("read_record", FIRST, error("no answer"))
-    assert barcodes(put(later.tape, image("run.SG1.b.L0"))) == [SECOND]
+    assert barcodes(put(later.tape, image("20261130-TEX-BACK-1.SG1.b.L0"))) == [SECOND]
 
 
 def test_two_cartridges_with_one_barcode_are_both_left_alone_and_named(
     process: Open, register: LastingRegister
 ) -> None:
-    put(process().tape, image("run.SG1.first.L0"))
+    put(process().tape, image("20261130-TEX-BACK-1.SG1.first.L0"))
     at_work = process()
     tape, changer = at_work.tape, at_work.library.changer
     real, moved = tape.bays.inventory, changer.move
@@ -218,5 +221,5 @@ def test_images_that_find_the_pool_empty_do_not_wait_one_after_the_other(
     at_work = process([])
     for number in range(5):
         with pytest.raises(NoScratch, match="1 missing"):
-            put(at_work.tape, image(f"run.SG1.s{number}.L0"))
+            put(at_work.tape, image(f"20261130-TEX-BACK-1.SG1.s{number}.L0"))
     assert at_work.mounted == []

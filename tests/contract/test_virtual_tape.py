@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.base import Receipt
-from nightferry.destination.tape.changer import Address
+from nightferry.destination.tape.changer import Address, Element
 from nightferry.destination.tape.drive import EndOfMedium
 from nightferry.destination.tape.label import new_label
 from nightferry.destination.tape.virtual import VirtualLibrary, open_virtual
@@ -325,6 +325,37 @@ def test_a_cartridge_that_arrives_ends_the_wait(rig: Rig) -> None:
     assert barcodes(receipt) == ["A00001L9", "NEW001L9"]
     assert rig.clock.passed == 100
     assert read_all(tape, receipt) == image.data
+
+
+def test_a_library_whose_door_is_open_does_not_end_the_wait_for_media(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.make(cartridge_bytes=4 * MIB, cartridges=0)
+    tape = rig.tape(wait_s=3600)
+    look = tape.bays.inventory
+
+    def closed_after_half_an_hour() -> list[Element]:
+        if 60 < rig.clock.passed < 1800:
+            raise Unavailable("a door is open")
+        return look()
+
+    def on_sleep(passed: float) -> None:
+        if passed == 1700:
+            VirtualLibrary(rig.path).changer.add("NEW001L9")
+
+    monkeypatch.setattr(tape.bays, "inventory", closed_after_half_an_hour)
+    rig.clock.on_sleep = on_sleep
+    assert barcodes(put(tape, Image("i1", os.urandom(MIB)))) == ["NEW001L9"]
+    assert 1800 <= rig.clock.passed <= 1805
+
+
+def test_the_wait_for_media_is_one_for_all_images(rig: Rig) -> None:
+    rig.make(cartridges=0)
+    tape = rig.tape(wait_s=600)
+    for _ in range(20):
+        with pytest.raises(NoScratch):
+            put(tape, Image("i1", os.urandom(MIB)))
+    assert 600 <= rig.clock.passed < 610
 
 
 def test_a_wait_for_media_is_cancelled(rig: Rig) -> None:

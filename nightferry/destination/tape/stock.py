@@ -165,7 +165,14 @@ class Stock:
             Cancelled: stopped while waiting.
         """
         while True:
-            barcode = self._claim_best(bay, need.taken | {need.besides})
+            try:
+                barcode = self._claim_best(bay, need.taken | {need.besides})
+            except Unavailable as error:
+                if need.said is None:
+                    raise
+                # Whoever brings cartridges opens the library's door: it is waited for as before.
+                _log.info("pool %s cannot be looked at: %s", self.pool.name, error)
+                barcode = None
             if barcode is not None:
                 self._shortage.found(bay.drive.number, need.image)
                 return barcode

@@ -10,6 +10,8 @@ from nightferry.model.cartridges import live_by_cartridge, unfinished_on
 from nightferry.model.records import CartridgeRecord, CopyRecord, CopyState
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
+RUN = "20261130-TEX-BACK-1"
+I1, I2 = f"{RUN}.SG1.a.L0", f"{RUN}.SG1.b.L0"
 
 
 def cartridge(barcode: str, *images: str) -> CartridgeRecord:
@@ -18,27 +20,27 @@ def cartridge(barcode: str, *images: str) -> CartridgeRecord:
     )
 
 
-def copy(epoch: int, state: CopyState, *barcodes: str, ended: bool = False, image: str = "i1") -> CopyRecord:
+def copy(epoch: int, state: CopyState, *barcodes: str, ended: bool = False, image: str = I1) -> CopyRecord:
     return CopyRecord(
         image=image,
         destination="tape",
         epoch=epoch,
         state=state,
-        run="run",
+        run=RUN,
         location={"parts": [{"barcode": barcode} for barcode in barcodes]} if barcodes else {},
         started=NOW,
         ended=NOW if ended else None,
     )
 
 
-TAPES = [cartridge("A1", "i1"), cartridge("A2", "i1", "i2"), cartridge("A3")]
-ON_A1, ON_BOTH = {"A1": {"i1"}}, {"A1": {"i1"}, "A2": {"i1"}}
+TAPES = [cartridge("A1", I1), cartridge("A2", I1, I2), cartridge("A3")]
+ON_A1, ON_BOTH = {"A1": {I1}}, {"A1": {I1}, "A2": {I1}}
 
 
 @pytest.mark.parametrize("state", ["whole", "verified", "suspect", "damaged", "expiring"])
 def test_a_copy_that_is_there_keeps_its_cartridges(state: CopyState) -> None:
     assert live_by_cartridge(TAPES, [copy(1, state, "A1", ended=True)]) == ON_A1
-    assert live_by_cartridge(TAPES, [copy(1, state, "A1", ended=True)], {"i1"}) == ON_A1
+    assert live_by_cartridge(TAPES, [copy(1, state, "A1", ended=True)], {I1}) == ON_A1
 
 
 @pytest.mark.parametrize("state", ["lost", "expired"])
@@ -75,8 +77,8 @@ def test_a_copy_that_is_not_finished(copies: list[CopyRecord], live: dict[str, s
 
 def test_an_image_that_was_given_up_keeps_no_cartridge_by_what_is_not_finished() -> None:
     for attempt in (copy(1, "writing"), copy(1, "writing", "A1", ended=True)):
-        assert live_by_cartridge(TAPES, [attempt], {"i1"}) == {}
-        assert live_by_cartridge(TAPES, [attempt], {"i2"}) != {}
+        assert live_by_cartridge(TAPES, [attempt], {I1}) == {}
+        assert live_by_cartridge(TAPES, [attempt], {I2}) != {}
 
 
 def test_what_may_have_something_on_a_cartridge_is_listed() -> None:
