@@ -51,6 +51,7 @@ from tests.servers.sshd import Sshd
 from tests.support.disks import small_disk
 from tests.support.outgoing import MIB, at_chunk, mark, put, read_all
 from tests.support.outgoing import PlainImage as Image
+from tests.support.tapes import named
 
 pytestmark = pytest.mark.usefixtures("no_power_cuts")
 
@@ -302,7 +303,7 @@ def place(
 
 
 def test_put_then_open_gives_the_same_bytes(place: Place) -> None:
-    image = Image("i1", random_bytes(1, 3 * MIB + 5))
+    image = Image(named("i1"), random_bytes(1, 3 * MIB + 5))
     receipt = put(place.again(), image)
     assert (receipt.size_bytes == image.size_bytes) != (place.kind == "encoded")
     assert receipt.verified == (place.kind == "s3")  # its store checks all bytes against our CRC
@@ -310,7 +311,7 @@ def test_put_then_open_gives_the_same_bytes(place: Place) -> None:
 
 
 def test_ranges_at_odd_offsets_are_exact(place: Place) -> None:
-    image = Image("i1", random_bytes(2, 2 * MIB + 77))
+    image = Image(named("i1"), random_bytes(2, 2 * MIB + 77))
     destination = place.again()
     receipt = put(destination, image)
     size = image.size_bytes
@@ -331,7 +332,7 @@ def test_ranges_at_odd_offsets_are_exact(place: Place) -> None:
 
 
 def test_side_files_stand_beside_the_data(place: Place) -> None:
-    image = Image("i1", random_bytes(3, MIB), index=random_bytes(4, 2 * MIB + 1))
+    image = Image(named("i1"), random_bytes(3, MIB), index=random_bytes(4, 2 * MIB + 1))
     receipt = put(place.again(), image)
     destination = place.again()
     for name, data in image.side_files.items():
@@ -343,17 +344,17 @@ def test_side_files_stand_beside_the_data(place: Place) -> None:
 
 def test_find_knows_a_whole_copy_and_nothing_else(place: Place) -> None:
     destination = place.again()
-    assert destination.find("i1", 1) is None
-    receipt = put(destination, Image("i1", random_bytes(1, MIB)))
-    found = place.again().find("i1", 1)
+    assert destination.find(named("i1"), 1) is None
+    receipt = put(destination, Image(named("i1"), random_bytes(1, MIB)))
+    found = place.again().find(named("i1"), 1)
     assert found is not None
     assert found.location == receipt.location
-    assert place.again().find("i1", 2) is None
-    assert place.again().find("i2", 1) is None
+    assert place.again().find(named("i1"), 2) is None
+    assert place.again().find(named("i2"), 1) is None
 
 
 def test_a_second_put_of_the_same_copy_writes_no_second_one(place: Place) -> None:
-    image = Image("i1", random_bytes(1, MIB))
+    image = Image(named("i1"), random_bytes(1, MIB))
     first = put(place.again(), image)
     second = put(place.again(), image)
     assert second.location == first.location
@@ -367,42 +368,42 @@ def test_an_interrupted_put_then_another_leaves_one_copy(place: Place, epoch: in
 
     data = random_bytes(5, 3 * MIB)
     with pytest.raises(RuntimeError):
-        put(place.again(), Image("i1", data, on_chunk=at_chunk(2, crash)), 1)
-    assert place.again().find("i1", 1) is None
+        put(place.again(), Image(named("i1"), data, on_chunk=at_chunk(2, crash)), 1)
+    assert place.again().find(named("i1"), 1) is None
     assert list(place.again().scan()) == []
-    receipt = put(place.again(), Image("i1", data), epoch)
+    receipt = put(place.again(), Image(named("i1"), data), epoch)
     assert read_all(place.again(), receipt) == data
-    assert [(f.image, f.epoch) for f in place.again().scan()] == [("i1", epoch)]
+    assert [(f.image, f.epoch) for f in place.again().scan()] == [(named("i1"), epoch)]
 
 
 def test_cancel_stops_between_chunks_and_leaves_nothing_whole(place: Place) -> None:
     cancel = Cancel()
-    image = Image("i1", random_bytes(6, 4 * MIB), on_chunk=at_chunk(2, lambda: cancel.set("by hand")))
+    image = Image(named("i1"), random_bytes(6, 4 * MIB), on_chunk=at_chunk(2, lambda: cancel.set("by hand")))
     destination = place.again()
     with pytest.raises(Cancelled):
         put(destination, image, cancel=cancel)
-    assert destination.find("i1", 1) is None
+    assert destination.find(named("i1"), 1) is None
     assert list(destination.scan()) == []
 
 
 def test_damaged_outgoing_bytes_leave_nothing_whole(place: Place) -> None:
     destination = place.again()
     with pytest.raises(IntegrityError):
-        put(destination, Image("i1", random_bytes(7, 3 * MIB), on_chunk=at_chunk(1, damaged)))
-    assert destination.find("i1", 1) is None
-    whole = Image("i2", random_bytes(8, MIB + 1))
+        put(destination, Image(named("i1"), random_bytes(7, 3 * MIB), on_chunk=at_chunk(1, damaged)))
+    assert destination.find(named("i1"), 1) is None
+    whole = Image(named("i2"), random_bytes(8, MIB + 1))
     assert read_all(destination, put(destination, whole)) == whole.data
-    assert [f.image for f in destination.scan()] == ["i2"]
+    assert [f.image for f in destination.scan()] == [named("i2")]
 
 
 def test_scan_finds_exactly_the_whole_copies(place: Place) -> None:
     destination = place.again()
-    images = {f"i{n}": Image(f"i{n}", random_bytes(n, MIB + n)) for n in range(1, 4)}
+    images = {named(f"i{n}"): Image(named(f"i{n}"), random_bytes(n, MIB + n)) for n in range(1, 4)}
     receipts = {name: put(destination, image, epoch=n) for n, (name, image) in enumerate(images.items(), 1)}
     with pytest.raises(IntegrityError):
-        put(destination, Image("i9", random_bytes(9, 2 * MIB), on_chunk=at_chunk(1, damaged)))
+        put(destination, Image(named("i9"), random_bytes(9, 2 * MIB), on_chunk=at_chunk(1, damaged)))
     found = {f.image: f for f in place.again().scan()}
-    assert {name: f.epoch for name, f in found.items()} == {"i1": 1, "i2": 2, "i3": 3}
+    assert {name: f.epoch for name, f in found.items()} == {named("i1"): 1, named("i2"): 2, named("i3"): 3}
     for name, image in images.items():
         assert found[name].location == receipts[name].location
         if place.kind == "encoded":
@@ -414,15 +415,17 @@ def test_scan_finds_exactly_the_whole_copies(place: Place) -> None:
 def test_an_encoded_image_is_refused_where_only_plain_ones_lie(tmp_path: Path) -> None:
     destination = tape_place(tmp_path).again()
     with pytest.raises(ConfigError, match="on tape an image lies plain"):
-        put(destination, EncodedOutgoing(Image("i1", random_bytes(1, MIB)), 1))
-    assert destination.find("i1", 1) is None
+        put(destination, EncodedOutgoing(Image(named("i1"), random_bytes(1, MIB)), 1))
+    assert destination.find(named("i1"), 1) is None
     destination.close()
 
 
 def test_two_lanes_write_at_once(place: Place) -> None:
     destination = place.again()
     meet = threading.Barrier(2, timeout=20)
-    images = [Image(f"i{n}", random_bytes(n, 2 * MIB), on_chunk=at_chunk(1, meet.wait)) for n in (1, 2)]
+    images = [
+        Image(named(f"i{n}"), random_bytes(n, 2 * MIB), on_chunk=at_chunk(1, meet.wait)) for n in (1, 2)
+    ]
     receipts: dict[str, Receipt] = {}
 
     def work(image: Image) -> None:
@@ -433,7 +436,7 @@ def test_two_lanes_write_at_once(place: Place) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert receipts["i1"].lane != receipts["i2"].lane
+    assert receipts[named("i1")].lane != receipts[named("i2")].lane
     for image in images:
         assert read_all(destination, receipts[image.image]) == image.data
 
@@ -457,25 +460,25 @@ def test_lanes_beyond_the_last_wait_until_one_is_free(place: Place) -> None:
 
 def test_a_removed_copy_is_not_found_where_room_comes_back_at_once(place: Place) -> None:
     destination = place.again()
-    receipt = put(destination, Image("i1", random_bytes(1, MIB)))
+    receipt = put(destination, Image(named("i1"), random_bytes(1, MIB)))
     destination.remove(receipt.location)
     if place.kind == "tape":
-        assert destination.find("i1", 1) is not None
+        assert destination.find(named("i1"), 1) is not None
     else:
-        assert destination.find("i1", 1) is None
+        assert destination.find(named("i1"), 1) is None
         with pytest.raises(MediumDamaged), destination.open(receipt.location):
             pass
 
 
 def test_an_expired_copy_leaves_nothing_and_expires_again_without_complaint(place: Place) -> None:
     destination = place.again()
-    kept = put(destination, Image("i2", random_bytes(2, MIB)))
-    receipt = put(destination, Image("i1", random_bytes(1, MIB)))
+    kept = put(destination, Image(named("i2"), random_bytes(2, MIB)))
+    receipt = put(destination, Image(named("i1"), random_bytes(1, MIB)))
     assert destination.locked(receipt.location) is None
     for _ in range(2):
         assert destination.expire(receipt.location, "d1") == ""
     if place.kind != "tape":
-        assert [found.image for found in destination.scan()] == ["i2"]
+        assert [found.image for found in destination.scan()] == [named("i2")]
     assert len(read_all(destination, kept)) == MIB
 
 
@@ -501,7 +504,7 @@ def test_what_another_site_wrote_is_neither_written_over_nor_removed(place: Plac
 
 
 def test_a_flipped_byte_reaches_the_caller_who_compares(place: Place) -> None:
-    image = Image("i1", random_bytes(1, 2 * MIB))
+    image = Image(named("i1"), random_bytes(1, 2 * MIB))
     receipt = put(place.again(), image)
     place.flip(image.data[MIB : MIB + 64], 3)  # random bytes lie in a frame as they are
     if place.kind == "encoded":
@@ -516,18 +519,18 @@ def test_no_room_is_said_and_leaves_nothing_whole(place: Place, monkeypatch: pyt
     destination = place.again()
     if place.kind == "tape":
         with pytest.raises(NoScratch, match="1 missing"):
-            put(destination, Image("i1", random_bytes(1, 70 * MIB)))
+            put(destination, Image(named("i1"), random_bytes(1, 70 * MIB)))
     elif place.kind in ("sftp", "ftp"):
         assert place.root is not None
         with small_disk(place.root, 8 * MIB):
             # FTP has no word for it that a client could read, and may just see a connection that was cut.
             with pytest.raises(MediumFull if place.kind == "sftp" else DestinationError) as caught:
-                put(destination, Image("i1", random_bytes(1, 10 * MIB)))
+                put(destination, Image(named("i1"), random_bytes(1, 10 * MIB)))
             assert place.kind == "ftp" or not caught.value.retryable
-            assert destination.find("i1", 1) is None
+            assert destination.find(named("i1"), 1) is None
             assert list(destination.scan()) == []
             assert [p for p in place.root.rglob("*") if p.is_file()] == []
-            put(destination, Image("i1", random_bytes(1, MIB)))
+            put(destination, Image(named("i1"), random_bytes(1, MIB)))
         return
     else:
 
@@ -547,10 +550,10 @@ def test_no_room_is_said_and_leaves_nothing_whole(place: Place, monkeypatch: pyt
             patch.setattr("fsspec.implementations.memory.MemoryFile.write", full)
             destination = place.again()
             with pytest.raises(MediumFull) as caught:
-                put(destination, Image("i1", random_bytes(1, MIB)))
+                put(destination, Image(named("i1"), random_bytes(1, MIB)))
         destination = place.again()
         assert not caught.value.retryable
-    assert destination.find("i1", 1) is None
+    assert destination.find(named("i1"), 1) is None
     assert list(destination.scan()) == []
 
 
@@ -558,10 +561,10 @@ def test_catalog_copies_are_taken(place: Place) -> None:
     destination = place.again()
     for number in range(5):
         destination.put_catalog(f"catalog-2026111{number}T000000Z.parquet", random_bytes(number, 1000))
-    image = Image("i1", random_bytes(1, MIB))
+    image = Image(named("i1"), random_bytes(1, MIB))
     receipt = put(destination, image)
     assert read_all(place.again(), receipt) == image.data
-    assert [f.image for f in destination.scan()] == ["i1"]
+    assert [f.image for f in destination.scan()] == [named("i1")]
     later = place.again()
     kept = later.catalog_copies()
     assert kept[:3] == [f"catalog-2026111{number}T000000Z.parquet" for number in (4, 3, 2)]
@@ -591,7 +594,7 @@ def test_kill_between_any_two_commits_leaves_one_copy_after_the_next_put(
     tmp_path: Path, kind: str, commit: int
 ) -> None:
     place = PLACES[kind](tmp_path)
-    image = Image("i1", random_bytes(1, MIB + 5))
+    image = Image(named("i1"), random_bytes(1, MIB + 5))
 
     def work() -> None:
         destination = place.open()
@@ -599,7 +602,7 @@ def test_kill_between_any_two_commits_leaves_one_copy_after_the_next_put(
         destination.close()
 
     killed_at(commit, work)
-    found = place.again().find("i1", 1)
+    found = place.again().find(named("i1"), 1)
     if found is not None:
         assert read_all(place.again(), found) == image.data
     receipt = put(place.again(), image, 1 if found else 2)

@@ -142,7 +142,7 @@ def test_an_image_spans_cartridges_and_another_process_reads_it_back(
     tapes: Callable[[], TapeDestination],
 ) -> None:
     data = content(19)
-    receipt = put(tapes(), PlainImage("run.SG1.a.L0", data))
+    receipt = put(tapes(), PlainImage("20261130-TEX-BACK-1.SG1.a.L0", data))
     assert len(set(barcodes(receipt))) >= 3
     other = tapes()
     assert read_all(other, receipt) == data
@@ -152,7 +152,7 @@ def test_an_image_spans_cartridges_and_another_process_reads_it_back(
 def test_four_drives_write_at_once_and_the_cartridges_are_read_in_other_drives(
     shop: Shop, tapes: Callable[[], TapeDestination]
 ) -> None:
-    images = [PlainImage(f"run.SG1.s{n}.L0", content(3, seed=n)) for n in range(DRIVES)]
+    images = [PlainImage(f"20261130-TEX-BACK-1.SG1.s{n}.L0", content(3, seed=n)) for n in range(DRIVES)]
     together = threading.Barrier(DRIVES, timeout=30)
     receipts: dict[int, Receipt] = {}
     tape = tapes()
@@ -197,7 +197,7 @@ def test_one_record_out_of_an_image_is_found_without_reading_those_before_it(
 ) -> None:
     tape = TapeDestination("tape", library, Pool("daily", tuple(BARCODES), wait_for_media_s=0), register)
     data = content(6)
-    receipt = put(tape, PlainImage("run.SG1.a.L0", data))
+    receipt = put(tape, PlainImage("20261130-TEX-BACK-1.SG1.a.L0", data))
     with tape.open(receipt.location) as reader:
         reads: list[int] = []
         for drive in library.drives:
@@ -212,7 +212,7 @@ def test_the_library_is_left_with_every_cartridge_in_a_slot(
     shop: Shop, tapes: Callable[[], TapeDestination]
 ) -> None:
     tape = tapes()
-    put(tape, PlainImage("run.SG1.a.L0", content(2)))
+    put(tape, PlainImage("20261130-TEX-BACK-1.SG1.a.L0", content(2)))
     tape.close()
     library = shop.open()
     assert {where(library, barcode).kind for barcode in BARCODES} == {"slot"}
@@ -253,7 +253,7 @@ def test_another_process_holds_a_drive_until_it_dies(shop: Shop, tmp_path: Path)
 
 def test_a_cartridge_that_is_not_in_the_library_is_named(tapes: Callable[[], TapeDestination]) -> None:
     tape = tapes()
-    receipt = put(tape, PlainImage("run.SG1.a.L0", content(2)))
+    receipt = put(tape, PlainImage("20261130-TEX-BACK-1.SG1.a.L0", content(2)))
     location = receipt.location | {"parts": [receipt.location["parts"][0] | {"barcode": "GONE01L5"}]}
     with pytest.raises(Unavailable, match="GONE01L5"), tape.open(location):
         pass

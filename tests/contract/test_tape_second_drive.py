@@ -23,7 +23,7 @@ from tests.support.outgoing import MIB, put, read_all
 from tests.support.outgoing import PlainImage as Image
 from tests.support.scripted_library import ScriptedChanger, ScriptedDrive, Tape, check
 from tests.support.tape_rig import FakeClock, Rig
-from tests.support.tapes import MemoryRegister, barcodes
+from tests.support.tapes import MemoryRegister, barcodes, named
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_another_drive_reads_on_where_the_first_could_not(
     rig: Rig, error: type[MediumDamaged], at: int
 ) -> None:
     rig.make(drives=3)
-    image = Image("i1", os.urandom(5 * MIB + 7))
+    image = Image(named("i1"), os.urandom(5 * MIB + 7))
     location = written(rig, image)
     fault = Fault("read_record", at, error, on=0, stays=True)
     drives = faulty(rig, fault)
@@ -101,7 +101,7 @@ def read_all_from(tape: TapeDestination, location: dict[str, object]) -> bytes:
 
 def test_what_the_first_drive_says_is_told_before_the_second_is_tried(rig: Rig) -> None:
     rig.make()
-    location = written(rig, Image("i1", os.urandom(3 * MIB)))
+    location = written(rig, Image(named("i1"), os.urandom(3 * MIB)))
     faulty(rig, Fault("read_record", 3, MediumDamaged, on=0, stays=True))
     read_all_from(rig.tape(), location)
     assert [line for line in rig.said if "it is tried in another drive" in line]
@@ -114,7 +114,7 @@ def test_when_two_drives_cannot_read_it_is_the_cartridge_and_no_third_is_tried(
     rig: Rig, error: type[MediumDamaged], later: int
 ) -> None:
     rig.make(drives=3)
-    image = Image("i1", os.urandom(5 * MIB))
+    image = Image(named("i1"), os.urandom(5 * MIB))
     location = written(rig, image)
     faults = [Fault("read_record", at, error, on=n, stays=True) for n, at in ((0, 4), (1, 2 + later))]
     drives = faulty(rig, *faults)
@@ -136,7 +136,7 @@ def test_when_two_drives_cannot_read_it_is_the_cartridge_and_no_third_is_tried(
 
 def test_a_cartridge_that_cannot_be_read_in_the_only_drive_is_damaged(rig: Rig) -> None:
     rig.make(drives=1)
-    location = written(rig, Image("i1", os.urandom(2 * MIB)))
+    location = written(rig, Image(named("i1"), os.urandom(2 * MIB)))
     faulty(rig, Fault("read_record", 3, MediumDamaged, stays=True))
     with pytest.raises(MediumDamaged, match=r"^drive 0: injected"):
         read_all_from(rig.tape(), location)
@@ -146,7 +146,7 @@ def test_a_cartridge_that_cannot_be_read_in_the_only_drive_is_damaged(rig: Rig) 
 
 def test_while_every_other_drive_is_busy_nothing_is_proved_and_nobody_waits(rig: Rig) -> None:
     rig.make()
-    location = written(rig, Image("i1", os.urandom(2 * MIB)))
+    location = written(rig, Image(named("i1"), os.urandom(2 * MIB)))
     faulty(rig, Fault("read_record", 3, MediumDamaged, on=1, stays=True))
     tape = rig.tape(wait_s=3600)
     with tape.lane(progress=QUIET, cancel=Cancel()) as lane:
@@ -165,7 +165,7 @@ def read_by_another(tape: TapeDestination, location: dict[str, object]) -> bytes
 
 def test_a_second_drive_that_does_not_answer_proves_nothing_of_the_cartridge(rig: Rig) -> None:
     rig.make()
-    location = written(rig, Image("i1", os.urandom(2 * MIB)))
+    location = written(rig, Image(named("i1"), os.urandom(2 * MIB)))
     drives = faulty(rig, Fault("read_record", 3, MediumDamaged, on=0, stays=True))
     with rig.tape().open(location) as reader:
         reader.read(0, MIB)
@@ -179,7 +179,7 @@ def test_a_second_drive_that_does_not_answer_proves_nothing_of_the_cartridge(rig
 
 def test_a_cartridge_that_does_not_come_out_of_its_drive_proves_nothing(rig: Rig) -> None:
     rig.make()
-    location = written(rig, Image("i1", os.urandom(2 * MIB)))
+    location = written(rig, Image(named("i1"), os.urandom(2 * MIB)))
     drives = faulty(rig, Fault("read_record", 3, MediumDamaged, on=0, stays=True))
     with rig.tape().open(location) as reader:
         reader.read(0, MIB)
@@ -191,7 +191,7 @@ def test_a_cartridge_that_does_not_come_out_of_its_drive_proves_nothing(rig: Rig
 
 def test_a_pass_over_a_cartridge_goes_on_in_the_drive_that_can_read_it(rig: Rig) -> None:
     rig.make()
-    images = [Image(f"i{n}", os.urandom(2 * MIB)) for n in range(3)]
+    images = [Image(named(f"i{n}"), os.urandom(2 * MIB)) for n in range(3)]
     tape = rig.tape()
     locations = [put(tape, image).location for image in images]
     tape.close()
@@ -208,7 +208,7 @@ def test_a_pass_over_a_cartridge_goes_on_in_the_drive_that_can_read_it(rig: Rig)
 
 def test_the_parts_behind_are_mounted_in_the_drive_that_took_over(rig: Rig) -> None:
     rig.make(cartridge_bytes=4 * MIB)
-    image = Image("i1", os.urandom(7 * MIB))
+    image = Image(named("i1"), os.urandom(7 * MIB))
     location = written(rig, image)
     fault = Fault("read_record", 6, MediumDamaged, on=0, stays=True)
     faulty(rig, fault)
@@ -219,7 +219,7 @@ def test_the_parts_behind_are_mounted_in_the_drive_that_took_over(rig: Rig) -> N
 
 def test_a_side_file_is_read_in_another_drive(rig: Rig) -> None:
     rig.make()
-    location = written(rig, Image("i1", os.urandom(MIB)))
+    location = written(rig, Image(named("i1"), os.urandom(MIB)))
     faulty(rig, Fault("read_record", 2, MediumDamaged, on=0, stays=True))
     assert rig.tape().side_file(location, "index") == b"index"
     assert drives_on_record(rig) == [(0, "set aside")]
@@ -228,7 +228,7 @@ def test_a_side_file_is_read_in_another_drive(rig: Rig) -> None:
 def test_a_record_that_is_no_record_of_ours_is_mounted_once(rig: Rig) -> None:
     """What is wrong on the medium is read the same in every drive."""
     rig.make()
-    location = written(rig, Image("i1", os.urandom(3 * MIB)))
+    location = written(rig, Image(named("i1"), os.urandom(3 * MIB)))
     marks = rig.path / "cartridges/A00001L9/marks"
     marks.write_text(marks.read_text().replace("1048576x3", "1048575x3 3x1"))
     drives = faulty(rig)
@@ -276,7 +276,7 @@ def test_what_a_scsi_drive_says_of_a_record_is_heard_in_two_drives(
         library = ScsiLibrary("scripted", over, devices, ["HU0", "HU1"], (tmp_path,))
         return TapeDestination("tape", library, Pool("daily", wait_for_media_s=0), register, tell=said.append)
 
-    image = Image("i1", os.urandom(5 * MIB - 3))
+    image = Image(named("i1"), os.urandom(5 * MIB - 3))
     tape = opened()
     receipt = put(tape, image)
     assert barcodes(receipt) == ["A00001L9"]

@@ -50,7 +50,7 @@ class Shop:
     def put(self, on_chunk: Callable[[int], None], index: bytes = b"index") -> Receipt:
         tape = self.open()
         try:
-            image = PlainImage("run.SG1.a.L0", DATA, index, on_chunk=on_chunk)
+            image = PlainImage("20261130-TEX-BACK-1.SG1.a.L0", DATA, index, on_chunk=on_chunk)
             return put(tape, image, progress=self.said)
         finally:
             tape.close()
@@ -256,11 +256,11 @@ def test_a_session_that_ended_while_nobody_used_the_drive_costs_a_look_at_the_la
     shop: Shop, then: str
 ) -> None:
     tape = shop.open()
-    first = put(tape, PlainImage("run.SG1.a.L0", DATA))
+    first = put(tape, PlainImage("20261130-TEX-BACK-1.SG1.a.L0", DATA))
     for drive in shop.drives:
         drive.close()
     if then == "write":
-        second = put(tape, PlainImage("run.SG1.b.L0", DATA[::-1]), progress=shop.said)
+        second = put(tape, PlainImage("20261130-TEX-BACK-1.SG1.b.L0", DATA[::-1]), progress=shop.said)
         assert read_all(tape, second) == DATA[::-1]
         assert barcodes(second) == barcodes(first)
     assert read_all(tape, first) == DATA

@@ -35,12 +35,12 @@ from nightferry.progress import QUIET, Cancel
 from tests.support.outgoing import MIB, put
 from tests.support.outgoing import PlainImage as Image
 from tests.support.tape_rig import Rig, write_on
-from tests.support.tapes import Said, barcodes, read_all
+from tests.support.tapes import Said, barcodes, named, read_all
 
 
 def test_an_image_spans_three_cartridges_and_reads_back(rig: Rig) -> None:
     rig.make(cartridge_bytes=4 * MIB)
-    image = Image("i1", os.urandom(8 * MIB + 100))
+    image = Image(named("i1"), os.urandom(8 * MIB + 100))
     receipt = put(rig.tape(), image)
     rig.opened[-1].close()
     parts = receipt.location["parts"]
@@ -51,11 +51,11 @@ def test_an_image_spans_three_cartridges_and_reads_back(rig: Rig) -> None:
     edge = parts[1]["first_record"] * MIB
     with tape.open(receipt.location) as reader:
         assert reader.read(edge - 10, 20) == image.data[edge - 10 : edge + 10]
-    assert [(f.image, f.location) for f in tape.scan()] == [("i1", receipt.location)]
+    assert [(f.image, f.location) for f in tape.scan()] == [(named("i1"), receipt.location)]
     for part in parts:
         used = sum(len(d) for n, d in rig.files(part["barcode"]).items() if n.endswith(".tape"))
         assert used <= 4 * MIB
-        assert rig.register.kept[part["barcode"]].images == ("i1",)
+        assert rig.register.kept[part["barcode"]].images == (named("i1"),)
     assert tape.side_file(receipt.location, "index") == b"index"
     joined = b"".join(rig.files(part["barcode"])[f"{part['file']:04d}.tape"] for part in parts)
     assert joined == image.data
@@ -63,7 +63,7 @@ def test_an_image_spans_three_cartridges_and_reads_back(rig: Rig) -> None:
 
 def test_a_part_names_the_cartridges_before_and_after_it(rig: Rig, tmp_path: Path) -> None:
     rig.make(cartridge_bytes=4 * MIB)
-    receipt = put(rig.tape(), Image("i1", os.urandom(4 * MIB)))
+    receipt = put(rig.tape(), Image(named("i1"), os.urandom(4 * MIB)))
     first, second = receipt.location["parts"]
     described = []
     for part in (first, second):
@@ -84,7 +84,7 @@ def test_a_part_names_the_cartridges_before_and_after_it(rig: Rig, tmp_path: Pat
 
 def test_an_index_larger_than_the_reserve_goes_to_the_next_cartridge(rig: Rig) -> None:
     rig.make(cartridge_bytes=6 * MIB)
-    image = Image("i1", os.urandom(3 * MIB), index=os.urandom(3 * MIB))
+    image = Image(named("i1"), os.urandom(3 * MIB), index=os.urandom(3 * MIB))
     receipt = put(rig.tape(), image)
     assert [part["records"] for part in receipt.location["parts"]] == [3, 0]
     tape = rig.tape()
@@ -96,14 +96,14 @@ def test_an_index_larger_than_the_reserve_goes_to_the_next_cartridge(rig: Rig) -
 def test_an_index_that_fits_on_no_cartridge_is_an_error(rig: Rig) -> None:
     rig.make(cartridge_bytes=4 * MIB)
     with pytest.raises(MediumFull, match="fits on no cartridge"):
-        put(rig.tape(), Image("i1", os.urandom(MIB), index=os.urandom(5 * MIB)))
+        put(rig.tape(), Image(named("i1"), os.urandom(MIB), index=os.urandom(5 * MIB)))
 
 
 def test_tar_reads_image_and_trailer_from_their_tape_files(rig: Rig, tmp_path: Path) -> None:
     rig.make()
     (tmp_path / "hello").write_text("hello")
     subprocess.run(["tar", "cf", "image.tar", "hello"], cwd=tmp_path, check=True)
-    receipt = put(rig.tape(), Image("i1", (tmp_path / "image.tar").read_bytes()))
+    receipt = put(rig.tape(), Image(named("i1"), (tmp_path / "image.tar").read_bytes()))
     part = receipt.location["parts"][0]
     folder = rig.path / "cartridges" / part["barcode"]
 
@@ -120,7 +120,7 @@ def test_tar_reads_image_and_trailer_from_their_tape_files(rig: Rig, tmp_path: P
 
 def test_images_follow_each_other_on_one_cartridge_across_processes(rig: Rig) -> None:
     rig.make()
-    images = [Image(f"i{n}", os.urandom(MIB + n)) for n in range(3)]
+    images = [Image(named(f"i{n}"), os.urandom(MIB + n)) for n in range(3)]
     receipts = []
     for image in images:
         tape = rig.tape()
@@ -147,7 +147,7 @@ def test_a_cartridge_that_is_not_ours_is_never_written(rig: Rig, record: bytes) 
     write_on(rig, "A00001L9", record)
     before = rig.files("A00001L9")
     said = Said()
-    receipt = put(rig.tape(), Image("i1", os.urandom(MIB)), progress=said)
+    receipt = put(rig.tape(), Image(named("i1"), os.urandom(MIB)), progress=said)
     assert barcodes(receipt) == ["A00002L9"]
     assert rig.files("A00001L9") == before
     assert rig.register.kept["A00001L9"].state == "foreign"
@@ -161,12 +161,12 @@ def test_a_filemark_on_an_otherwise_empty_cartridge_makes_it_not_blank(rig: Rig)
     rig.make()
     (rig.path / "cartridges/A00001L9/0000.tape").touch()
     (rig.path / "cartridges/A00001L9/marks").write_text("-\n")
-    assert barcodes(put(rig.tape(), Image("i1", os.urandom(MIB)))) == ["A00002L9"]
+    assert barcodes(put(rig.tape(), Image(named("i1"), os.urandom(MIB)))) == ["A00002L9"]
 
 
 def test_swapped_cartridges_are_never_written_and_never_read_as_the_other(rig: Rig) -> None:
     rig.make()
-    receipt = put(rig.tape(), Image("i1", os.urandom(MIB)))
+    receipt = put(rig.tape(), Image(named("i1"), os.urandom(MIB)))
     rig.opened[-1].close()
     folder = rig.path / "cartridges"
     shutil.rmtree(folder / "A00002L9")
@@ -177,34 +177,34 @@ def test_swapped_cartridges_are_never_written_and_never_read_as_the_other(rig: R
     tape = rig.tape()
     with pytest.raises(WrongCartridge), tape.open(receipt.location):
         pass
-    assert barcodes(put(tape, Image("i2", os.urandom(MIB)))) == ["A00003L9"]
+    assert barcodes(put(tape, Image(named("i2"), os.urandom(MIB)))) == ["A00003L9"]
     assert (rig.files("A00001L9"), rig.files("A00002L9")) == before
 
 
 def test_an_expired_cartridge_with_a_live_image_is_never_relabelled(rig: Rig) -> None:
     rig.make(cartridges=1)
-    put(rig.tape(), Image("i1", os.urandom(MIB)))
+    put(rig.tape(), Image(named("i1"), os.urandom(MIB)))
     rig.opened[-1].close()
     record = rig.register.kept["A00001L9"].model_copy(update={"state": "expired"})
     rig.register.kept["A00001L9"] = record
-    rig.register.live["A00001L9"] = ["i1"]
+    rig.register.live["A00001L9"] = [named("i1")]
     before = rig.files("A00001L9")
     with pytest.raises(NoScratch):
-        put(rig.tape(), Image("i2", os.urandom(MIB)))
+        put(rig.tape(), Image(named("i2"), os.urandom(MIB)))
     assert rig.files("A00001L9") == before
 
 
 def test_an_expired_cartridge_without_live_images_begins_anew(rig: Rig) -> None:
     rig.make(cartridges=1)
-    put(rig.tape(), Image("i1", os.urandom(3 * MIB)))
+    put(rig.tape(), Image(named("i1"), os.urandom(3 * MIB)))
     rig.opened[-1].close()
     old = rig.register.kept["A00001L9"]
     rig.register.kept["A00001L9"] = old.model_copy(update={"state": "expired"})
-    receipt = put(rig.tape(), Image("i2", os.urandom(MIB)))
+    receipt = put(rig.tape(), Image(named("i2"), os.urandom(MIB)))
     rig.opened[-1].close()
     fresh = rig.register.kept["A00001L9"]
     assert fresh.label != old.label
-    assert fresh.images == ("i2",)
+    assert fresh.images == (named("i2"),)
     assert [f.location for f in rig.tape().scan()] == [receipt.location]
 
 
@@ -212,10 +212,10 @@ def test_only_labelled_cartridges_are_used_when_blanks_are_not_labelled(rig: Rig
     rig.make()
     tape = rig.tape(autolabel="never")
     with pytest.raises(NoScratch):
-        put(tape, Image("i1", os.urandom(MIB)))
+        put(tape, Image(named("i1"), os.urandom(MIB)))
     view = tape.label("A00003L9", "daily")
     assert (view.state, view.pool, view.tape_files) == ("appendable", "daily", 1)
-    assert barcodes(put(tape, Image("i1", os.urandom(MIB)))) == ["A00003L9"]
+    assert barcodes(put(tape, Image(named("i1"), os.urandom(MIB)))) == ["A00003L9"]
     with pytest.raises(WrongCartridge):
         tape.label("A00003L9", "weekly")
 
@@ -231,7 +231,7 @@ def test_a_pool_that_cannot_stand_on_a_label_is_refused_before_anything_is_writt
 def test_cartridges_of_other_patterns_and_pools_are_left_alone(rig: Rig) -> None:
     rig.make()
     rig.tape().label("A00002L9", "weekly")
-    receipt = put(rig.tape(barcodes=("A00002*", "A00004*")), Image("i1", os.urandom(MIB)))
+    receipt = put(rig.tape(barcodes=("A00002*", "A00004*")), Image(named("i1"), os.urandom(MIB)))
     assert barcodes(receipt) == ["A00004L9"]
 
 
@@ -284,7 +284,7 @@ def test_a_full_pool_waits_while_another_lane_goes_on_then_names_what_is_missing
 
 def test_an_image_that_no_cartridge_was_left_for_goes_on_behind_its_parts_beside_others(rig: Rig) -> None:
     rig.make(cartridge_bytes=6 * MIB, cartridges=3, slots=8)
-    image, other = Image("i1", os.urandom(16 * MIB)), Image("i0", os.urandom(MIB))
+    image, other = Image(named("i1"), os.urandom(16 * MIB)), Image(named("i0"), os.urandom(MIB))
     first = put(rig.tape(), other)
     with pytest.raises(NoScratch, match=r"1 missing for 2\.0 MiB"):
         put(rig.opened[-1], image)
@@ -307,7 +307,7 @@ def test_an_image_that_no_cartridge_was_left_for_goes_on_behind_its_parts_beside
     # What was written before is as it was: by its bytes, and on record.
     assert {barcode: rig.files(barcode) for barcode in kept} == before
     found = {f.image: (f.epoch, f.location) for f in rig.tape().scan()}
-    assert found == {"i0": (1, first.location), "i1": (1, receipt.location)}
+    assert found == {named("i0"): (1, first.location), named("i1"): (1, receipt.location)}
 
 
 def test_a_cartridge_that_arrives_ends_the_wait(rig: Rig) -> None:
@@ -320,7 +320,7 @@ def test_a_cartridge_that_arrives_ends_the_wait(rig: Rig) -> None:
             library.changer.add("NEW001L9")
 
     rig.clock.on_sleep = on_sleep
-    image = Image("i1", os.urandom(5 * MIB))
+    image = Image(named("i1"), os.urandom(5 * MIB))
     receipt = put(tape, image)
     assert barcodes(receipt) == ["A00001L9", "NEW001L9"]
     assert rig.clock.passed == 100
@@ -366,7 +366,7 @@ def test_a_wait_for_media_is_cancelled(rig: Rig) -> None:
         rig.tape(wait_s=3600).lane(progress=QUIET, cancel=cancel) as lane,
         pytest.raises(Cancelled),
     ):
-        lane.put(Image("i1", b"x"), 1, progress=QUIET, cancel=cancel)
+        lane.put(Image(named("i1"), b"x"), 1, progress=QUIET, cancel=cancel)
 
 
 def test_dead_space_is_recorded_and_written_after(rig: Rig) -> None:
@@ -377,33 +377,33 @@ def test_dead_space_is_recorded_and_written_after(rig: Rig) -> None:
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        put(rig.tape(), Image("i1", os.urandom(4 * MIB), on_chunk=crash))
-    receipt = put(rig.opened[-1], Image("i2", os.urandom(MIB)))
+        put(rig.tape(), Image(named("i1"), os.urandom(4 * MIB), on_chunk=crash))
+    receipt = put(rig.opened[-1], Image(named("i2"), os.urandom(MIB)))
     assert receipt.location["parts"][0]["file"] == 2
     assert "dead space in tape files 1" in rig.register.kept["A00001L9"].note
     shown = rig.tape().show("A00001L9")
     assert [(f.file, f.kind) for f in shown.files] == [(1, "dead"), (2, "image"), (3, "trailer")]
     assert shown.on_medium is not None
-    assert [f.image for f in rig.tape().scan()] == ["i2"]
+    assert [f.image for f in rig.tape().scan()] == [named("i2")]
 
 
 def test_a_copy_that_was_committed_before_the_catalog_heard_is_adopted(rig: Rig) -> None:
     rig.make()
-    put(rig.tape(), Image("i0", os.urandom(MIB)))
-    image = Image("i1", os.urandom(2 * MIB))
+    put(rig.tape(), Image(named("i0"), os.urandom(MIB)))
+    image = Image(named("i1"), os.urandom(2 * MIB))
     put(rig.opened[-1], image)
     assert rig.register.kept["A00001L9"].images == ()
     tape = rig.tape()
-    found = tape.find("i1", 1)
+    found = tape.find(named("i1"), 1)
     assert found is not None
     assert read_all(tape, found) == image.data
     assert put(tape, image).location == found.location
-    assert rig.register.kept["A00001L9"].images == ("i0", "i1")
-    assert sorted(f.image for f in tape.scan()) == ["i0", "i1"]
-    put(tape, Image("i2", os.urandom(MIB)))
+    assert rig.register.kept["A00001L9"].images == (named("i0"), named("i1"))
+    assert sorted(f.image for f in tape.scan()) == [named("i0"), named("i1")]
+    put(tape, Image(named("i2"), os.urandom(MIB)))
     tape.close()
     heard = rig.register.kept["A00001L9"]
-    assert heard.images == ("i0", "i1", "i2")
+    assert heard.images == (named("i0"), named("i1"), named("i2"))
     rig.opened[0].close()
     assert rig.register.kept["A00001L9"] == heard
 
@@ -414,22 +414,22 @@ def test_the_catalog_hears_of_small_images_within_a_second_and_of_the_rest_at_th
     rig.register.on_record = lambda record: recorded.append(record.images)
     tape = rig.tape()
     for number in range(5):
-        put(tape, Image(f"i{number}", os.urandom(MIB)))
+        put(tape, Image(named(f"i{number}"), os.urandom(MIB)))
         rig.clock.sleep(0.4)
-    assert [images for images in recorded if images] == [("i0", "i1", "i2", "i3")]
+    assert [images for images in recorded if images] == [(named("i0"), named("i1"), named("i2"), named("i3"))]
     tape.close()
-    assert recorded[-1] == ("i0", "i1", "i2", "i3", "i4")
+    assert recorded[-1] == (named("i0"), named("i1"), named("i2"), named("i3"), named("i4"))
 
 
 def test_a_cartridge_shorter_than_the_catalog_says_is_not_appended_to(rig: Rig) -> None:
     rig.make()
-    put(rig.tape(), Image("i1", os.urandom(MIB)))
-    put(rig.opened[-1], Image("i2", os.urandom(MIB)))
+    put(rig.tape(), Image(named("i1"), os.urandom(MIB)))
+    put(rig.opened[-1], Image(named("i2"), os.urandom(MIB)))
     rig.opened[-1].close()
     marks = rig.path / "cartridges/A00001L9/marks"
     marks.write_text("".join(marks.read_text().splitlines(keepends=True)[:3]))
     before = rig.files("A00001L9")
-    assert barcodes(put(rig.tape(), Image("i3", os.urandom(MIB)))) == ["A00002L9"]
+    assert barcodes(put(rig.tape(), Image(named("i3"), os.urandom(MIB)))) == ["A00002L9"]
     assert rig.files("A00001L9") == before
     assert rig.register.kept["A00001L9"].state == "full"
 
@@ -437,33 +437,33 @@ def test_a_cartridge_shorter_than_the_catalog_says_is_not_appended_to(rig: Rig) 
 @pytest.mark.parametrize("torn", [b"1048576x", b"1048576x1 40", b"7"])
 def test_a_torn_line_of_marks_is_no_filemark_and_is_written_over(rig: Rig, torn: bytes) -> None:
     rig.make()
-    put(rig.tape(), Image("i1", os.urandom(MIB)))
+    put(rig.tape(), Image(named("i1"), os.urandom(MIB)))
     rig.opened[-1].close()
     marks = rig.path / "cartridges/A00001L9/marks"
     lines = marks.read_bytes().rstrip(b"\0")
     marks.write_bytes(lines + torn + bytes(100))
-    receipt = put(rig.tape(), Image("i2", os.urandom(MIB)))
+    receipt = put(rig.tape(), Image(named("i2"), os.urandom(MIB)))
     assert receipt.location["parts"][0]["file"] == 3
     rig.opened[-1].close()
     assert len(marks.read_bytes().rstrip(b"\0").splitlines()) == 5
-    assert [f.image for f in rig.tape().scan()] == ["i1", "i2"]
+    assert [f.image for f in rig.tape().scan()] == [named("i1"), named("i2")]
 
 
 def test_a_cartridge_whose_last_trailer_is_damaged_is_not_appended_to(rig: Rig) -> None:
     rig.make()
-    put(rig.tape(), Image("i1", os.urandom(MIB)))
+    put(rig.tape(), Image(named("i1"), os.urandom(MIB)))
     rig.opened[-1].close()
     trailer = rig.path / "cartridges/A00001L9/0002.tape"
     data = bytearray(trailer.read_bytes())
     data[data.find(b"index") + 520] ^= 1
     trailer.write_bytes(data)
-    assert barcodes(put(rig.tape(), Image("i2", os.urandom(MIB)))) == ["A00002L9"]
+    assert barcodes(put(rig.tape(), Image(named("i2"), os.urandom(MIB)))) == ["A00002L9"]
     assert rig.register.kept["A00001L9"].state == "full"
 
 
 def test_a_tape_file_cut_short_is_damage_when_read(rig: Rig) -> None:
     rig.make()
-    receipt = put(rig.tape(), Image("i1", os.urandom(2 * MIB)))
+    receipt = put(rig.tape(), Image(named("i1"), os.urandom(2 * MIB)))
     os.truncate(rig.path / "cartridges/A00001L9/0001.tape", MIB + 5)
     with pytest.raises(MediumDamaged):
         read_all(rig.tape(), receipt)
@@ -481,8 +481,8 @@ def test_a_second_destination_takes_the_other_drive_and_waits_for_the_third(rig:
         two.lane(progress=QUIET, cancel=Cancel()) as b,
     ):
         assert {a.name, b.name} == {"drive 0", "drive 1"}
-        first = a.put(Image("i1", os.urandom(MIB)), 1, progress=QUIET, cancel=Cancel())
-        second = b.put(Image("i2", os.urandom(MIB)), 1, progress=QUIET, cancel=Cancel())
+        first = a.put(Image(named("i1"), os.urandom(MIB)), 1, progress=QUIET, cancel=Cancel())
+        second = b.put(Image(named("i2"), os.urandom(MIB)), 1, progress=QUIET, cancel=Cancel())
         assert barcodes(first) != barcodes(second)
         stop.set("enough")
         with pytest.raises(Cancelled), rig.tape().lane(progress=QUIET, cancel=stop):
@@ -507,13 +507,13 @@ def test_another_process_holding_a_drive_is_respected_and_its_death_frees_it(rig
         pass
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    put(rig.tape(), Image("i1", os.urandom(MIB)))
+    put(rig.tape(), Image(named("i1"), os.urandom(MIB)))
 
 
 def test_a_destination_looks_again_after_another_used_its_drive(rig: Rig) -> None:
     rig.make(drives=1)
     one, two = rig.tape(), rig.tape()
-    images = [Image(f"i{n}", os.urandom(MIB)) for n in range(4)]
+    images = [Image(named(f"i{n}"), os.urandom(MIB)) for n in range(4)]
     receipts = [put(tape, image) for tape, image in zip([one, two, one, two], images, strict=True)]
     assert [r.location["parts"][0]["file"] for r in receipts] == [1, 3, 5, 7]
     assert [read_all(one, r) for r in receipts] == [i.data for i in images]
@@ -522,7 +522,7 @@ def test_a_destination_looks_again_after_another_used_its_drive(rig: Rig) -> Non
 def test_the_holder_of_the_only_drive_reads_what_it_wrote(rig: Rig) -> None:
     rig.make(drives=1, cartridge_bytes=4 * MIB)
     tape = rig.tape()
-    image, more = Image("i1", os.urandom(4 * MIB)), Image("i2", os.urandom(MIB))
+    image, more = Image(named("i1"), os.urandom(4 * MIB)), Image(named("i2"), os.urandom(MIB))
     with tape.lane(progress=QUIET, cancel=Cancel()) as lane:
         receipt = lane.put(image, 1, progress=QUIET, cancel=Cancel())
         assert read_all(tape, receipt) == image.data
@@ -533,7 +533,7 @@ def test_the_holder_of_the_only_drive_reads_what_it_wrote(rig: Rig) -> None:
 def test_reading_waits_for_a_drive_and_gives_up_in_the_end(rig: Rig) -> None:
     rig.make(drives=1)
     tape = rig.tape()
-    receipt = put(tape, Image("i1", os.urandom(MIB)))
+    receipt = put(tape, Image(named("i1"), os.urandom(MIB)))
     errors: list[BaseException] = []
 
     def read() -> None:
@@ -552,7 +552,7 @@ def test_reading_waits_for_a_drive_and_gives_up_in_the_end(rig: Rig) -> None:
 def test_closing_puts_every_cartridge_back_into_its_slot(rig: Rig) -> None:
     rig.make()
     tape = rig.tape()
-    put(tape, Image("i1", os.urandom(MIB)))
+    put(tape, Image(named("i1"), os.urandom(MIB)))
     assert {v.barcode: v.element for v in tape.inventory()}["A00001L9"] == "drive 0"
     tape.close()
     tape.close()
@@ -561,7 +561,7 @@ def test_closing_puts_every_cartridge_back_into_its_slot(rig: Rig) -> None:
 
 def test_a_cartridge_that_left_the_library_is_named(rig: Rig) -> None:
     rig.make()
-    receipt = put(rig.tape(), Image("i1", os.urandom(MIB)))
+    receipt = put(rig.tape(), Image(named("i1"), os.urandom(MIB)))
     rig.opened[-1].close()
     elements = rig.path / "elements.json"
     elements.write_text(elements.read_text().replace("A00001L9", ""))
@@ -574,7 +574,7 @@ def test_check_says_that_no_cartridge_may_be_written_and_what_is_foreign(rig: Ri
     write_on(rig, "A00001L9", b"foreign")
     assert rig.tape().check() == []
     with pytest.raises(NoScratch):
-        put(rig.tape(), Image("i1", b"x"))
+        put(rig.tape(), Image(named("i1"), b"x"))
     assert [f.id for f in rig.tape().check()] == ["NF-TAPE-002", "NF-TAPE-003"]
     shutil.rmtree(rig.path)
     assert [f.id for f in rig.opened[-1].check()] == ["NF-TAPE-001"]
@@ -625,7 +625,7 @@ def test_the_disk_below_the_library_being_full_does_not_use_up_cartridges(
 ) -> None:
     rig.make()
     tape = rig.tape()
-    put(tape, Image("i1", os.urandom(MIB)))
+    put(tape, Image(named("i1"), os.urandom(MIB)))
     real = os.write
 
     def full(fd: int, data: memoryview) -> int:
@@ -635,10 +635,10 @@ def test_the_disk_below_the_library_being_full_does_not_use_up_cartridges(
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(MediumFull):
-        put(tape, Image("i2", os.urandom(MIB)))
+        put(tape, Image(named("i2"), os.urandom(MIB)))
     monkeypatch.undo()
     assert {r.state for r in rig.register.kept.values()} == {"appendable"}
-    put(tape, Image("i2", os.urandom(MIB)))
+    put(tape, Image(named("i2"), os.urandom(MIB)))
 
 
 def test_a_changer_refuses_what_cannot_be(rig: Rig) -> None:
@@ -660,15 +660,15 @@ def test_a_changer_refuses_what_cannot_be(rig: Rig) -> None:
 
 def test_a_copy_on_a_cartridge_in_use_elsewhere_is_found_later_and_not_denied_now(rig: Rig) -> None:
     rig.make()
-    image = Image("i1", os.urandom(MIB))
+    image = Image(named("i1"), os.urandom(MIB))
     put(rig.tape(), image)
     assert rig.register.kept["A00001L9"].images == ()
     other, tape = rig.tape(), rig.tape()
     with other.lane(progress=QUIET, cancel=Cancel()) as lane:
         assert lane.name == "drive 0"
         with pytest.raises(BusyError):
-            tape.find("i1", 1)
-    found = tape.find("i1", 1)
+            tape.find(named("i1"), 1)
+    found = tape.find(named("i1"), 1)
     assert found is not None
     assert read_all(tape, found) == image.data
 
@@ -676,10 +676,12 @@ def test_a_copy_on_a_cartridge_in_use_elsewhere_is_found_later_and_not_denied_no
 def test_a_drive_that_writes_is_not_lent_for_reading(rig: Rig) -> None:
     rig.make(drives=2)
     tape = rig.tape()
-    first = put(tape, Image("i1", os.urandom(2 * MIB)))
+    first = put(tape, Image(named("i1"), os.urandom(2 * MIB)))
     seen: list[bytes] = []
     copy = Image(
-        "i2", os.urandom(3 * MIB), on_chunk=lambda n: seen.append(read_all(tape, first)) if n == 1 else None
+        named("i2"),
+        os.urandom(3 * MIB),
+        on_chunk=lambda n: seen.append(read_all(tape, first)) if n == 1 else None,
     )
     tape.close()
     tape = rig.tape(barcodes=("A00002L9",))
@@ -691,7 +693,7 @@ def test_a_drive_that_writes_is_not_lent_for_reading(rig: Rig) -> None:
 def test_asking_for_a_second_drive_where_there_is_one_is_refused(rig: Rig) -> None:
     rig.make(drives=1)
     tape = rig.tape()
-    receipt = put(tape, Image("i1", os.urandom(MIB)))
+    receipt = put(tape, Image(named("i1"), os.urandom(MIB)))
     with tape.open(receipt.location), pytest.raises(BusyError), tape.lane(progress=QUIET, cancel=Cancel()):
         pass
 
@@ -699,9 +701,9 @@ def test_asking_for_a_second_drive_where_there_is_one_is_refused(rig: Rig) -> No
 def test_a_cartridge_retired_while_mounted_is_not_written_any_more(rig: Rig) -> None:
     rig.make()
     tape = rig.tape()
-    put(tape, Image("i1", os.urandom(MIB)))
+    put(tape, Image(named("i1"), os.urandom(MIB)))
     rig.register.kept["A00001L9"] = rig.register.kept["A00001L9"].model_copy(update={"state": "retired"})
-    assert barcodes(put(tape, Image("i2", os.urandom(MIB)))) == ["A00002L9"]
+    assert barcodes(put(tape, Image(named("i2"), os.urandom(MIB)))) == ["A00002L9"]
 
 
 def test_a_hard_end_without_early_warning_goes_on_at_the_next_cartridge(
@@ -721,7 +723,7 @@ def test_a_hard_end_without_early_warning_goes_on_at_the_next_cartridge(
         return real(self, data)
 
     monkeypatch.setattr(VirtualDrive, "write_record", ends)
-    image = Image("i1", os.urandom(5 * MIB + 1))
+    image = Image(named("i1"), os.urandom(5 * MIB + 1))
     receipt = put(tape, image)
     assert barcodes(receipt) == ["A00002L9"]
     assert rig.register.kept["A00001L9"].state == "full"
@@ -745,10 +747,10 @@ def test_a_write_whose_end_is_unknown_is_looked_up_before_it_is_repeated(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(VirtualDrive, "_commit", breaks_afterwards)
-    image = Image("i1", os.urandom(MIB + 5))
+    image = Image(named("i1"), os.urandom(MIB + 5))
     receipt = put(tape, image)
     assert broken
-    assert tape.find("i1", 1) == receipt
+    assert tape.find(named("i1"), 1) == receipt
     with tape.open(receipt.location) as reader:
         assert reader.read(0, reader.size_bytes) == image.data
     assert [found.epoch for found in tape.scan()] == [1]

@@ -10,6 +10,11 @@ from nightferry.model.records import CartridgeRecord, DriveRecord
 from nightferry.progress import Quiet
 
 
+def named(store: str) -> str:
+    """The name of a store's image in one and the same run: records take nothing that is not an image's name."""
+    return f"20261130-TEX-BACK-1.SG1.{store}.L0"
+
+
 class Said(Quiet):
     """Keeps what is said."""
 
