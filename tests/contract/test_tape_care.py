@@ -155,7 +155,7 @@ def test_an_unknown_outcome_on_a_cartridge_that_is_stuck_is_not_guessed(rig: Rig
     faults(rig, lost, stuck)
     tape = rig.tape()
     image = Image(named("i1"), os.urandom(MIB))
-    with pytest.raises(Unavailable, match="whether i1 is whole on A00001L9 is not known"):
+    with pytest.raises(Unavailable, match=rf"whether {named('i1')} is whole on A00001L9 is not known"):
         put(tape, image)
     stuck.stays = False
     assert whole_copies(rig, named("i1")) == 1
