@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import pyarrow as pa
 
@@ -20,9 +20,13 @@ from nightferry.image.tar import MemberType, Segments
 ROWS_PER_GROUP: Final = 8192
 MAX_ROWS_PER_GROUP: Final = 65_536
 MAX_GROUP_BYTES: Final = 1 << 30
+MAX_PATH_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 4096
 
 EntryType = Literal[MemberType, "socket"]
 Outcome = Literal["whole", "vanished", "changed", "unreadable"]
+_TYPES: Final = frozenset((*get_args(MemberType), "socket"))
+_OUTCOMES: Final = frozenset(get_args(Outcome))
 
 SCHEMA: Final = pa.schema(
     [
@@ -280,7 +284,8 @@ def rows_of(table: pa.Table) -> list[IndexRow]:
     """The rows of a table with the index's columns.
 
     Raises:
-        IntegrityError: a null or a sparse map where none may be, or text that is not UTF-8.
+        IntegrityError: a null or a sparse map where none may be, text that is not UTF-8, a type or an outcome that
+            no row has, or a path beyond the format's limits.
     """
     try:
         columns = {name: table.column(name).to_pylist() for name in COLUMNS}
@@ -289,6 +294,13 @@ def rows_of(table: pa.Table) -> list[IndexRow]:
     for name in COLUMNS:
         if not SCHEMA.field(name).nullable and table.column(name).null_count:
             raise IntegrityError(f"the index has nulls in column {name}")
+    for name, known in (("type", _TYPES), ("outcome", _OUTCOMES)):
+        unknown = sorted(set(columns[name]) - known)
+        if unknown:
+            raise IntegrityError(f"the index has rows of {name} {unknown[0][:40]!r}, which no row has")
+    for path in columns["path"]:
+        if not path or len(path) > MAX_PATH_BYTES or path.count(b"/") > MAX_DEPTH:
+            raise IntegrityError(f"the index has a path of {len(path)} bytes, beyond the format's limits")
     columns["sparse"] = [_segments(flat) for flat in columns["sparse"]]
     for time, seconds in (("mtime_ns", "mtime_s"), ("ctime_ns", "ctime_s")):
         if table.column(seconds).null_count < table.num_rows:

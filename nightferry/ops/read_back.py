@@ -6,12 +6,16 @@ import logging
 import random
 from collections.abc import Iterator
 
+from blake3 import blake3
+
 from nightferry.errors import BusyError, IntegrityError, MediumDamaged, NeedsRecall, NightferryError
 from nightferry.image.chunks import checked
+from nightferry.image.format import TAIL_BYTES, ImageEnd
+from nightferry.image.reader import ImageReader
 from nightferry.model.records import OUTLIVED, CopyRecord
 from nightferry.ops.encode import open_copy
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.side_files import proven_chunks
+from nightferry.ops.side_files import side_files
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import ENTRY_BYTES
@@ -40,7 +44,9 @@ def verify_copy(
         NeedsRecall: it lies in an archive; nothing was asked for.
     """
     image = opened.catalog.image(copy.image)
-    chunks = proven_chunks(opened, image)
+    beside = side_files(opened, image)
+    chunks = beside.chunks
+    tail = bytearray()
     subject = f"{image.group}/{image.store} at {copy.destination}"
     progress.begin(subject, "verify", image.size_bytes)
     try:
@@ -57,8 +63,14 @@ def verify_copy(
                 length = min(len(run) * CHUNK_BYTES, image.size_bytes - done)
                 for data in checked(reader.stream(done, length), chunks, run.start, length):
                     cancel.check()
+                    if done + len(data) > image.size_bytes - TAIL_BYTES:
+                        tail += data[max(0, image.size_bytes - TAIL_BYTES - done) :]
                     done += len(data)
                     progress.advance(subject, done)
+            if sample >= 1:
+                _require_own_index(copy, bytes(tail), beside.index, image.size_bytes)
+                if copy.state in ("damaged", "suspect"):
+                    _require_members(ImageReader(reader, chunks, index=beside.index), cancel)
     except (IntegrityError, MediumDamaged) as error:
         mark_damaged(opened, copy, error)
         progress.end(subject, "failed")
@@ -71,6 +83,35 @@ def verify_copy(
         return copy
     verified = copy.model_copy(update={"state": "verified", "verified": opened.clock.now(), "note": ""})
     return _unless_outlived(opened, verified)
+
+
+def _require_own_index(copy: CopyRecord, tail: bytes, index: bytes, size_bytes: int) -> None:
+    """Raises:
+    IntegrityError: the index that is on record is not the one that the image itself names.
+    """
+    end = ImageEnd.decode(tail, size_bytes)
+    if (end.index_bytes, end.index_digest) != (len(index), blake3(index).hexdigest()):
+        raise IntegrityError(
+            f"the index of {copy.image} is not the one that its copy at {copy.destination} holds",
+            subject=copy.image,
+        )
+
+
+def _require_members(image: ImageReader, cancel: Cancel) -> None:
+    """Reads every member by its row: a copy that was found damaged by what a restore looks at is cleared by no less.
+
+    Raises:
+        IntegrityError: a row and its member disagree.
+    """
+    for row in sorted(image.index, key=lambda row: row.offset):
+        cancel.check()
+        if not row.stored:
+            continue
+        image.member(row)
+        image.attributes(row)
+        if row.type in ("file", "hardlink"):
+            for _ in image.payload(row):
+                cancel.check()
 
 
 def _sampled(count: int, share: float) -> Iterator[range]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -10,7 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from blake3 import blake3
 
 from nightferry.catalog.query import Catalog
 from nightferry.model.records import CopyRecord, ImageRecord
@@ -210,3 +214,29 @@ def test_one_odd_file_stops_no_rebuild(
             victim.unlink()
         victim.write_bytes(BEFORE[victim])
     assert peak_bytes() < before + (300 << 20), "nothing of 12 GiB was read"
+
+
+def test_an_index_that_is_not_the_images_own_is_damage(make_site: MakeSite, nightferry: Command) -> None:
+    """Index, digest and record beside a copy are forged so that they fit each other; only the tar knows better."""
+    site = make_site(copies=("folder",))
+    clock = HandClock()
+    with site.open(clock) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+    lose(site)
+    first, second = (path.parent for path in metas(site))
+    table = pq.read_table(io.BytesIO((first / "index").read_bytes()))
+    sizes = pa.array([size + 1 for size in table["size"].to_pylist()], pa.int64())
+    position = table.schema.get_field_index("size")
+    forged = io.BytesIO()
+    pq.write_table(table.set_column(position, table.schema.field("size"), sizes), forged, compression="zstd")
+    (first / "index").write_bytes(forged.getvalue())
+    digest = blake3((first / "chunks").read_bytes() + forged.getvalue()).hexdigest()
+    for name in ("meta.json", "copy.json"):
+        (first / name).write_text(json.dumps(json.loads((first / name).read_bytes()) | {"digest": digest}))
+    nightferry(site.file, "catalog", "rebuild", "--copy", "folder", "--to", site.home / "catalog")
+    for _ in range(2):
+        ran = nightferry(site.file, "verify", "--copy", "folder", "--json")
+        assert ran.code == 30, ran.out + ran.err
+        with site.open(clock) as opened:
+            states = {copy.image: copy.state for copy in opened.catalog.all(CopyRecord)}
+        assert states == {first.name: "damaged", second.name: "verified"}

@@ -241,3 +241,19 @@ def test_long_paths_do_not_pile_up_in_memory() -> None:
         builder.add(row)
         assert len(builder._pending) <= 67
     assert [row.path[:4] for row in Index(builder.finish())] == [b"%04d" % number for number in range(130)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"type": "whiteout"}, "rows of type 'whiteout'"),
+        ({"outcome": "perhaps"}, "rows of outcome 'perhaps'"),
+        ({"path": b""}, "a path of 0 bytes"),
+        ({"path": b"x" * ((1 << 20) + 1)}, "a path of 1048577 bytes"),
+        ({"path": b"a/" * 4097}, "a path of 8194 bytes"),
+    ],
+)
+def test_rows_that_no_image_has_are_damage(wrong: dict[str, object], said: str) -> None:
+    row = replace(IndexRow(b"plain", "file"), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(IntegrityError, match=said):
+        list(build([row]))
