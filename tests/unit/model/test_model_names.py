@@ -123,3 +123,13 @@ def test_safe_names_hold_no_dot():
     assert require_safe("priv_1-a", "store") == "priv_1-a"
     with pytest.raises(ConfigError, match="store"):
         require_safe("priv.1", "store")
+
+
+def test_a_cartridge_of_no_pool_can_be_recorded_and_one_of_no_barcode_cannot() -> None:
+    from nightferry.model.records import CartridgeRecord
+
+    words = {"destination": "tape", "pool": "", "state": "unknown", "at": "2026-11-10T21:00:00Z"}
+    assert CartridgeRecord.model_validate(words | {"barcode": "A00001L9"}).pool == ""
+    for barcode in ("", "../x", "a/b", ".hidden", "A\n"):
+        with pytest.raises(ValueError, match="barcode"):
+            CartridgeRecord.model_validate(words | {"barcode": barcode})
