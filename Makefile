@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak check fmt clean
+.PHONY: demo test soak check audit fmt clean
 .DEFAULT_GOAL := check
 
 # The tests of one server stay together; each stage fails when none of its tests passed (tests/conftest.py). Much of their
@@ -42,6 +42,11 @@ test: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.servers.install
 	$(PYTEST) --durations 10 -m soak tests
+
+# Asks PyPI and OSV about every installed package: only where the network reaches them, so not a part of `check`.
+audit: $(VENV)/.dev
+	$(PIP) pip-audit
+	$(BIN)/pip-audit --strict --skip-editable
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -99,3 +99,15 @@ READERS = {"crm_mon": read_status, "crm_simulate": read_actions, "cibadmin": rea
 def test_anything_else_is_refused(tool, said):
     with pytest.raises(ClusterError, match=f"cannot read the answer of {tool}"):
         READERS[tool](said)
+
+
+@pytest.mark.parametrize(
+    "encoding", ["x", "utf-16", "idna", "punycode", "ucs4", "shift_jis", "utf-7", "mbcs"]
+)
+def test_an_encoding_that_the_answer_names_is_not_believed(encoding: str) -> None:
+    """Python's parser raises other errors for these (found by fuzzing), or reads text in which a check saw nothing."""
+    head = f'<?xml version="1.0" encoding="{encoding}"?>'
+    with pytest.raises(ClusterError, match="crm_mon"):
+        read_status(f"{head}<x/>".encode())
+    with pytest.raises(ClusterError, match="not UTF-8"):
+        read_status(f'{head}<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>'.encode("utf-16"))
