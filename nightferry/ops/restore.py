@@ -96,7 +96,7 @@ def find_image(
 ) -> ImageRecord:
     """The named image, or the newest one whose start is not later than ``as_of``.
 
-    Newest is by the catalog's order; where another image is stamped later, that is said.
+    Newest is by the catalog's order; where an image from before it is stamped later, that is said.
 
     Raises:
         ConfigError: no such store or image, or none that early.
@@ -105,7 +105,7 @@ def find_image(
     opened.require_store(f"{group}/{store}")
     if image is not None:
         found = opened.catalog.image(image)
-        if opened.catalog.line_of(found) != f"{group}/{store}":
+        if f"{group}/{store}" not in (f"{found.group}/{found.store}", opened.catalog.line_of(found)):
             raise ConfigError(
                 f"image {image} is of {found.group}/{found.store}, not of {group}/{store}",
                 hint=f"`nightferry images --store {group}/{store}` lists this store's",
@@ -121,12 +121,15 @@ def find_image(
             "--image names a partial one",
             subject=f"{group}/{store}",
         )
+    place = opened.catalog.place_in_log(newest.image)
     later = [
         i
         for i in opened.catalog.images(group, store)
-        if i.started > newest.started and not opened.catalog.expired(i.image)
+        if i.started > newest.started
+        and opened.catalog.place_in_log(i.image) < place
+        and not opened.catalog.expired(i.image)
     ]
-    if as_of is None and later:
+    if later:
         opened.progress.say(
             f"{newest.image} was recorded last; {counted(len(later), 'older image')} of {group}/{store} "
             f"{'is' if len(later) == 1 else 'are'} stamped later, by a clock that was wrong: {later[0].image}",

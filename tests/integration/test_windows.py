@@ -10,10 +10,11 @@ import pytest
 
 from nightferry.errors import ClockAhead, NightferryError
 from nightferry.model.records import RunRecord
-from nightferry.ops import gate
+from nightferry.ops import gate, owed, restore
 from nightferry.ops.opened import OpenSite
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
+from tests.support.tapes import Said
 
 MakeSite = Callable[..., SmallSite]
 DAY = timedelta(days=1)
@@ -125,3 +126,36 @@ def test_a_run_of_a_release_without_window_starts_skips_no_night_when_the_start_
         assert len(opened.catalog.runs(BACK_GROUP)) == 2
         night.night(opened, BACK_GROUP)
         assert len(opened.catalog.runs(BACK_GROUP)) == 2
+
+
+def test_a_restore_says_which_image_it_took_where_stamps_and_log_disagree(site: SmallSite) -> None:
+    clock = HandClock()
+    with site.open(clock) as opened:
+        clock.advance(2 * DAY)
+        false = night.night(opened, BACK_GROUP)
+        clock.advance(-2 * DAY)
+        true = night.night(opened, BACK_GROUP, clock_is_right="checked by phone")
+        opened.progress = said = Said()
+        for when in (None, clock.now() + 3 * DAY, clock.now() + timedelta(hours=1)):
+            said.lines.clear()
+            assert restore.find_image(opened, "SG1", "a", as_of=when).run == true.run
+            (line,) = said.lines
+            assert f"{false.run}.SG1.a.L0" in line
+        # The image of the false night is still to be had by its name, and without a word of others.
+        said.lines.clear()
+        name = f"{false.run}.SG1.a.L0"
+        assert restore.find_image(opened, "SG1", "a", image=name).image == name
+        assert said.lines == []
+
+
+def test_a_renamed_store_gives_its_images_back_under_both_names(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",), stores={"SG1": ("a", "b")})
+    with site.open(HandClock()) as opened:
+        run = night.night(opened, BACK_GROUP)
+    site.write_file(stores={"SG9": ("a", "b")})
+    name = f"{run.run}.SG1.a.L0"
+    with site.open(HandClock()) as opened:
+        owed.adopt(opened, "SG1", "SG9")
+        for group in ("SG1", "SG9"):
+            assert restore.find_image(opened, group, "a").image == name
+            assert restore.find_image(opened, group, "a", image=name).image == name
