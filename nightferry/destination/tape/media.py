@@ -9,7 +9,7 @@ from datetime import datetime
 
 from nightferry.clock import Clock
 from nightferry.destination.base import Found
-from nightferry.destination.ours import MARKER, parse_marker
+from nightferry.destination.ours import MARKER, is_image, parse_marker
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Cartridge, not_ours
 from nightferry.destination.tape.changer import Address, doubled
@@ -330,7 +330,9 @@ def _record(
     label: Label, trailers: tuple[tuple[Trailer, Mapping[str, bytes]], ...], destination: str, now: datetime
 ) -> CartridgeRecord:
     last = trailers[-1][0] if trailers else None
-    images = dict.fromkeys(trailer.image for trailer, _ in trailers if trailer.kind == "image")
+    images = dict.fromkeys(
+        trailer.image for trailer, _ in trailers if trailer.kind == "image" and is_image(trailer.image)
+    )
     return CartridgeRecord(
         barcode=label.barcode,
         destination=destination,
