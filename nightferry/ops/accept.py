@@ -42,6 +42,20 @@ def not_accepted(catalog: Catalog) -> NotAccepted | None:
     )
 
 
+def warn_unaccepted(opened: OpenSite) -> None:
+    """Says, once for a process, where a rebuilt catalog came from that nobody accepted: what is restored by it is as
+    whoever could write to that destination left it."""
+    open_ones = [record for record in opened.catalog.all(RebuildRecord) if not record.accepted]
+    if open_ones and not opened.is_unaccepted_said:
+        opened.is_unaccepted_said = True
+        newest = open_ones[-1]
+        begun = f" ({newest.begun_from})" if newest.begun_from else ", without a copy of the catalog"
+        opened.warn(
+            f"the catalog was rebuilt from {newest.copy_from}{begun} on {newest.at:%Y-%m-%d %H:%M} UTC, and is not "
+            "accepted: look at what is restored, then run `nightferry catalog accept`"
+        )
+
+
 def named_left_out(catalog: Catalog, destination: str, path: str) -> bool:
     """Whether somebody accepted that a folder was left out."""
     name = f"{destination}/{path}"

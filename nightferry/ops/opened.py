@@ -108,6 +108,8 @@ class OpenSite:
         self.watches: dict[str, Watch] = {}
         """BACK groups whose disks this process works on; see ``ops.ownership.watched``."""
         self.watch_lock = threading.Lock()
+        self.is_unaccepted_said = False
+        """Whether it was said that the catalog is a rebuilt one; see ``ops.accept.warn_unaccepted``."""
         self.recheck_s = 5.0
         """Seconds between two looks at a disk that is worked on."""
 

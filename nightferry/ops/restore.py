@@ -32,6 +32,7 @@ from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.model.text import safe
+from nightferry.ops.accept import warn_unaccepted
 from nightferry.ops.extract import extract
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.places import nowhere, open_place, places_of
@@ -102,6 +103,7 @@ def find_image(
         ConfigError: no such store or image, or none that early.
     """
     opened.catalog.refresh()
+    warn_unaccepted(opened)
     opened.require_store(f"{group}/{store}")
     if image is not None:
         found = opened.catalog.image(image)

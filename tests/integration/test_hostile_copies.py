@@ -240,3 +240,22 @@ def test_an_index_that_is_not_the_images_own_is_damage(make_site: MakeSite, nigh
         with site.open(clock) as opened:
             states = {copy.image: copy.state for copy in opened.catalog.all(CopyRecord)}
         assert states == {first.name: "damaged", second.name: "verified"}
+
+
+def test_a_restore_says_where_a_rebuilt_catalog_came_from_until_it_is_accepted(
+    make_site: MakeSite, nightferry: Command
+) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+    lose(site)
+    assert (
+        nightferry(site.file, "catalog", "rebuild", "--copy", "folder", "--to", site.home / "catalog").code
+        == 0
+    )
+    said = "the catalog was rebuilt from folder"
+    ran = nightferry(site.file, "restore", "store", "SG1/b", "--to", site.home / "back")
+    assert (ran.code, said in ran.err) == (0, True), ran.err
+    assert nightferry(site.file, "catalog", "accept", "--yes").code == 0
+    ran = nightferry(site.file, "restore", "store", "SG1/b", "--to", site.home / "again")
+    assert (ran.code, said in ran.err) == (0, False), ran.err
