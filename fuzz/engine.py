@@ -59,7 +59,7 @@ def _one_process(
     case.write_bytes(b"")
     state.write_text("0 0")
     words = [*PROGRAM, name, "--child", str(folder), "--seed", str(seed)]
-    words += ["--seconds", str(max(until - time.monotonic(), 0.1))]
+    words += ["--seconds", str(max(until - time.monotonic(), 1.0))]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     why = ""
     last, since = "", time.monotonic()

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from fuzz import mutate
+from fuzz import iscsi, mutate
 from nightferry.errors import NightferryError
 
 ROOT = Path(__file__).parents[1]
@@ -699,6 +699,7 @@ TARGETS: dict[str, Target] = {
         Target("sense", _senses, _read_sense),
         Target("elements", _element_answers, _read_elements),
         Target("answers", _answers, _read_answer, _change_answer),
+        Target("iscsi", iscsi.samples, iscsi.decode, iscsi.change),
         Target("crm", _crm, _read_crm, mutate.change_xml),
         Target("label", _labels, _read_label, mutate.change_lines),
         Target("trailer", _trailers, _read_trailer, _change_trailer),
