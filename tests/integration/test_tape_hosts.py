@@ -65,7 +65,7 @@ def prove(server: Tgtd, catalog: Path, written: dict[str, list[Receipt]], locks:
     tape.close()
     assert states <= {"appendable", "full", "unknown"}
     copies = whole_copies(dump(server, locks))
-    assert copies == {f"run.{name}.s{n}.L0": 1 for name in written for n in range(IMAGES)}
+    assert copies == {f"20261130-TEX-BACK-1.{name}.s{n}.L0": 1 for name in written for n in range(IMAGES)}
 
 
 def test_one_drive_is_handed_from_process_to_process(tmp_path: Path, catalog: Path) -> None:

@@ -107,7 +107,7 @@ def test_two_hosts_take_turns_at_one_drive(site: SmallSite, library: Tgtd, host:
             for number, location in images:
                 assert read_all(tape_of(opened), Receipt(location, 0)) == content(name, number, 3)
     copies = whole_copies(dump(library, site.home / "one"))
-    assert copies == {f"run.{name}.s{n}.L0": 1 for name in ("one", "two") for n in range(3)}
+    assert copies == {f"20261130-TEX-BACK-1.{name}.s{n}.L0": 1 for name in ("one", "two") for n in range(3)}
 
 
 def test_whole_nights_go_through_leased_drives_and_check_has_nothing_against_them(
@@ -134,7 +134,7 @@ def test_a_host_that_overslept_its_lease_writes_nothing_more(
     with open_as(site.file, site.home / "taker", "taker") as opened:
         tape = tape_of(opened)
         mine = content("taker", 0, 3)
-        first = put(tape, PlainImage("run.taker.s0.L0", mine))
+        first = put(tape, PlainImage("20261130-TEX-BACK-1.taker.s0.L0", mine))
         # The sleeper wakes while the other writes, through the drive that it takes for its own.
         woken: list[str] = []
 
@@ -143,14 +143,19 @@ def test_a_host_that_overslept_its_lease_writes_nothing_more(
                 sleeper.signal(signal.SIGCONT)
                 woken.extend(sleeper.ended())
 
-        second = put(tape, PlainImage("run.taker.s1.L0", content("taker", 1, 4), on_chunk=wake))
+        second = put(
+            tape, PlainImage("20261130-TEX-BACK-1.taker.s1.L0", content("taker", 1, 4), on_chunk=wake)
+        )
         assert read_all(tape, first) == mine
         assert read_all(tape, second) == content("taker", 1, 4)
     (said,) = woken
     assert said.startswith("failed")
     assert "taken over by process" in said
     assert "on taker" in said
-    assert whole_copies(dump(library, site.home / "taker")) == {"run.taker.s0.L0": 1, "run.taker.s1.L0": 1}
+    assert whole_copies(dump(library, site.home / "taker")) == {
+        "20261130-TEX-BACK-1.taker.s0.L0": 1,
+        "20261130-TEX-BACK-1.taker.s1.L0": 1,
+    }
 
 
 def test_a_dead_process_of_the_same_host_is_not_waited_for(
@@ -164,4 +169,9 @@ def test_a_dead_process_of_the_same_host_is_not_waited_for(
         leases = opened.catalog.all(DriveLeaseRecord)
         assert [lease.state for lease in leases] == ["held"]
         data = content("same", 1, 2)
-        assert read_all(tape_of(opened), put(tape_of(opened), PlainImage("run.same.s1.L0", data))) == data
+        assert (
+            read_all(
+                tape_of(opened), put(tape_of(opened), PlainImage("20261130-TEX-BACK-1.same.s1.L0", data))
+            )
+            == data
+        )

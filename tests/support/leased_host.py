@@ -60,7 +60,7 @@ def main(site: str, host_locks: str, name: str, count: str, mib: str, pause: str
     with open_as(Path(site), Path(host_locks), name) as opened:
         tape = tape_of(opened)
         for number in range(int(count)):
-            image = PlainImage(f"run.{name}.s{number}.L0", content(name, number, int(mib)))
+            image = PlainImage(f"20261130-TEX-BACK-1.{name}.s{number}.L0", content(name, number, int(mib)))
             if number == 0:
                 image.on_chunk = on_chunk
             try:

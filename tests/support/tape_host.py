@@ -38,7 +38,7 @@ def open_as(portal: str, catalog: Path, host_locks: Path, name: str) -> TapeDest
 def main(portal: str, catalog: str, host_locks: str, name: str, count: str, mib: str) -> None:
     tape = open_as(portal, Path(catalog), Path(host_locks), name)
     for number in range(int(count)):
-        image = PlainImage(f"run.{name}.s{number}.L0", content(name, number, int(mib)))
+        image = PlainImage(f"20261130-TEX-BACK-1.{name}.s{number}.L0", content(name, number, int(mib)))
         receipt = put(tape, image)
         sys.stdout.write(json.dumps([number, receipt.location]) + "\n")
     tape.close()
