@@ -281,16 +281,22 @@ def nobody_was_fenced(cluster: PacemakerServer) -> None:
     assert all(cluster.is_up(node) for node in NODES)
 
 
-def test_sixteen_stores_at_once_let_the_service_go_and_nobody_is_fenced(
-    cluster: PacemakerServer, tmp_path: Path
-) -> None:
-    site = ClusterSite(cluster, tmp_path, staging=f"{SLOW}\nstreams = 16")
+def sixteen_stores(cluster: PacemakerServer, folder: Path) -> ClusterSite:
+    """A site with so many stores and more, which take half a minute to stage."""
+    site = ClusterSite(cluster, folder, staging=f"{SLOW}\nstreams = 16")
     names = [f"s{number:02}" for number in range(16)]
     for name in names:
         cluster.shell(ACTIVE, f"head -c 2M /dev/urandom > {MOUNTS[MAIL]}/{name}")
     with site.file.open("a") as file:
         file.write(toml.group("SG2", ("objects",), mail_group=MAIL, more=f'back_group = "{BACK}"\n'))
         file.write("".join(toml.store(name, MOUNTS[MAIL] / name) for name in names))
+    return site
+
+
+def test_sixteen_stores_at_once_let_the_service_go_and_nobody_is_fenced(
+    cluster: PacemakerServer, tmp_path: Path
+) -> None:
+    site = sixteen_stores(cluster, tmp_path)
     with site.led_step(ACTIVE, "parallel") as step:
         leaves(cluster, MAIL, 16)
         said, _ = step.communicate(timeout=60)
@@ -303,10 +309,7 @@ def test_sixteen_stores_at_once_let_the_service_go_and_nobody_is_fenced(
 def test_sixteen_stores_whose_process_does_not_answer_fence_nobody_either(
     cluster: PacemakerServer, tmp_path: Path
 ) -> None:
-    site = ClusterSite(cluster, tmp_path, staging=f"{SLOW}\nstreams = 16", docs_mib=30)
-    with site.file.open("a") as file:
-        file.write(toml.group("SG2", ("objects",), mail_group=MAIL, more=f'back_group = "{BACK}"\n'))
-        file.write("".join(toml.store(f"s{n}", MOUNTS[MAIL] / "docs/big.bin") for n in range(15)))
+    site = sixteen_stores(cluster, tmp_path)
     with site.led_step(ACTIVE, "parallel") as step:
         cluster.until(lambda _: len(cluster.leases(ACTIVE, MAIL)) >= 16, "leases")
         (pid,) = {lease.partition(".")[0] for lease in cluster.leases(ACTIVE, MAIL)}
