@@ -24,7 +24,7 @@ from nightferry.ops.opened import OpenSite
 from nightferry.ops.owed import owed
 from nightferry.ops.ownership import watched
 from nightferry.ops.run import run_lock
-from nightferry.ops.stream import note_away
+from nightferry.ops.stream import note_away, note_there
 from nightferry.plan.balance import in_order
 from nightferry.progress import Cancel
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
@@ -116,6 +116,7 @@ def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]
     try:
         require_ours(here, destination, marking=True)
         lanes = here.destination(destination).lanes
+        note_there(here, destination)
     except NightferryError as error:
         PrefectProgress().say(f"it cannot be opened: {error}", subject=destination)
         note_away(here, destination, error)

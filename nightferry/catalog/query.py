@@ -39,6 +39,7 @@ from nightferry.model.records import (
     ApprovalRecord,
     CartridgeRecord,
     CopyRecord,
+    CopyState,
     Event,
     FailureRecord,
     ForgottenRecord,
@@ -251,7 +252,8 @@ class Catalog:
 
     def runs(self, back_group: str | None = None) -> list[RunRecord]:
         """Runs, newest first."""
-        return _newest_first(self._placed(RunRecord, back_group=back_group))
+        found = self._placed(RunRecord, back_group=back_group)
+        return [p.record for p in sorted(found, key=lambda p: p.first, reverse=True)]
 
     def run(self, name: str) -> RunRecord:
         """The run of this name.
@@ -320,10 +322,10 @@ class Catalog:
         return _newest_first(found)
 
     def place_in_log(self, image: str) -> int:
-        """Where in the log the image was first told of; 0 when it is unknown. What is newer has a higher place."""
+        """Where in the log the image was recorded; 0 when it is unknown. What is newer has a higher place."""
         with self._lock:
             placed = self._shelf(ImageRecord).result(image)
-            return 0 if placed is None else placed.first
+            return 0 if placed is None else placed.sequence
 
     def order_of(self, image: str) -> int:
         """The image's place among all of the site, also of those from before the catalog was made from copies."""
@@ -340,7 +342,7 @@ class Catalog:
 
     def _order_before(self, place: int) -> int:
         """The highest order among the images that were taken over from copies up to a place in the log."""
-        return max((p.record.order for p in self._placed(ImageRecord) if p.first <= place), default=0)
+        return max((p.record.order for p in self._placed(ImageRecord) if p.sequence <= place), default=0)
 
     def adopted_by(self, store: str) -> list[str]:
         """The stores (``GROUP/STORE``) whose images a store goes on with, also by way of others."""
@@ -403,14 +405,14 @@ class Catalog:
         return self.latest(FreedRecord, image) is not None
 
     def expired(self, image: str) -> bool:
-        """Whether the retention has taken all of the image: it is neither on staging nor anywhere else."""
+        """Whether the retention has taken all of the image, or an operator gave it up when it was lost: it can be read
+        neither on staging nor anywhere else, and nobody is meant to miss it."""
         freed = self.latest(FreedRecord, image)
         states = {copy.state for copy in self.all_copies(image)}
-        return (
-            freed is not None
-            and (freed.expired or not states.isdisjoint(OUTLIVED))
-            and states <= {*OUTLIVED, "lost"}
-        )
+        gone: set[CopyState] = {*OUTLIVED, "lost"}
+        if self.forgotten(image):
+            gone |= {"damaged", "writing"}
+        return freed is not None and (freed.expired or not states.isdisjoint(OUTLIVED)) and states <= gone
 
     def hold(self, image: str) -> HoldRecord | None:
         """The hold that keeps the image from expiring; None when there is none."""
@@ -584,5 +586,6 @@ class Catalog:
 
 
 def _newest_first(found: Iterable[Placed[Any]]) -> list[Any]:
-    """By the log's order, never by stamps: a clock may have been wrong when one was made."""
-    return [p.record for p in sorted(found, key=lambda p: p.first, reverse=True)]
+    """By the log's order, never by stamps: a clock may have been wrong when one was made. What was made again under its
+    old name, in a run that was held, is as new as that."""
+    return [p.record for p in sorted(found, key=lambda p: p.sequence, reverse=True)]

@@ -202,12 +202,16 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
 
 
 def _run_of(here: OpenSite, night: Night, flow_run: str) -> RunRecord:
-    """The run that a flow run worked on; the newest when it found nothing to do."""
+    """The run that a flow run worked on; when it found nothing to do, the newest whose stamps nobody declared wrong."""
+    from nightferry.ops.stamps import wrong_runs
+
     here.catalog.refresh()
     if night.arguments["run"]:
         return here.catalog.run(night.arguments["run"])
     runs = here.catalog.runs(night.back_group)
-    return next((run for run in runs if flow_run and run.flow_run == flow_run), runs[0])
+    worked_on = next((run for run in runs if flow_run and run.flow_run == flow_run), None)
+    wrong = wrong_runs(here)
+    return worked_on or next((run for run in runs if run.run not in wrong), runs[0])
 
 
 def _newest(here: OpenSite, night: Night) -> RunRecord | None:

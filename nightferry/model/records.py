@@ -461,7 +461,7 @@ class FreedRecord(Record):
 
 
 class AwayRecord(Record):
-    """Why no copy could be begun at a destination."""
+    """Why no copy could be begun at a destination; an empty error: it answers again."""
 
     kind: ClassVar[str] = "away"
     destination: SafeName

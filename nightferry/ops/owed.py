@@ -128,8 +128,8 @@ def describe(orphaned: list[Owed]) -> list[str]:
 
 
 FORGET_HINT = (
-    "put what is named back into the site file; or give it up with `nightferry forget IMAGE --reason TEXT`; "
-    "a renamed store goes on with `nightferry selection adopt OLD NEW`"
+    "put what is named back into the site file: a destination or BACK group under its old name, a renamed store or "
+    "storage group with `nightferry selection adopt OLD NEW`; or give it up: `nightferry forget IMAGE --reason TEXT`"
 )
 
 

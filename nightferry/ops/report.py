@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nightferry.errors import IntegrityError, worst_exit_code
-from nightferry.model.records import AwayRecord, CopyRecord, FailureRecord, ImageRecord, RunRecord
+from nightferry.model.records import OUTLIVED, AwayRecord, CopyRecord, FailureRecord, ImageRecord, RunRecord
 from nightferry.model.text import safe_markdown
 from nightferry.ops.drives import DriveWork, work_of
 from nightferry.ops.gate import GateView, look_past
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.owed import is_lost, owed
+from nightferry.ops.owed import is_lost, owed, policy_of
 from nightferry.ops.run import due_stores
 from nightferry.ops.stage import lost_images
 from nightferry.units import format_duration, format_size
@@ -48,6 +48,8 @@ class NightResult:
     """Images that are not whole, and that an operator approved."""
     whole: frozenset[str]
     """Images that are whole, and suspect ones that an operator approved."""
+    given_up: frozenset[str]
+    """Images whose copies an operator gave up before they were verified."""
     staged_only: bool
 
     @property
@@ -59,7 +61,7 @@ class NightResult:
             return "GateHeld"
         if self.missing_copies or self.owed_before:
             return "CopyMissing"
-        return "Partial" if self._is_partial else "Completed"
+        return "Partial" if self._is_partial or self._given_up else "Completed"
 
     @property
     def _is_partial(self) -> bool:
@@ -121,14 +123,24 @@ class NightResult:
                 named = ", ".join(
                     self._lacking + [f"{i.group}/{i.store}" for i in self.images if i.image not in self.whole]
                 )
-                return f"{text}; partial: {named}"
+                text += f"; partial: {named}" if named else ""
+                return text + (f"; given up: {', '.join(self._given_up)}" if self._given_up else "")
         return f"{text}; staged" if self.staged_only else f"{text}, every copy verified"
+
+    @property
+    def _given_up(self) -> list[str]:
+        """Images of the run whose copies an operator gave up, so that they are not all there."""
+        return [image.image for image in self.images if image.image in self.given_up]
 
     def _lost_words(self) -> str:
         of_run = {image.image for image in self.images}
         again = [image for image in self.lost if image in of_run]
         gone = [image for image in self.lost if image not in of_run]
-        text = f"; lost on staging: {', '.join(again)}: run the backup again" if again else ""
+        text = (
+            f"; lost on staging: {', '.join(again)}: `nightferry backup --new` stages them again"
+            if again
+            else ""
+        )
         return text + (f"; lost: {', '.join(gone)}: no copy of it can be read" if gone else "")
 
     def as_json(self) -> dict[str, Any]:
@@ -231,13 +243,21 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         notes=_notes(opened, run, [*missing, *before]) | reasons,
         accepted=frozenset(i.image for i in images if i.state != "whole" and opened.catalog.accepted(i)),
         whole=frozenset(i.image for i in images if opened.catalog.is_whole(i)),
+        given_up=frozenset(i.image for i in images if _is_given_up(opened, i, copies[i.image])),
         staged_only=staged_only,
+    )
+
+
+def _is_given_up(opened: OpenSite, image: ImageRecord, copies: tuple[CopyRecord, ...]) -> bool:
+    done = {copy.destination for copy in copies if copy.state in (*OUTLIVED, "verified")}
+    return opened.catalog.forgotten(image.image) and not done.issuperset(
+        policy_of(opened, image).destinations
     )
 
 
 def _notes(opened: OpenSite, run: RunRecord, missing: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
     wanted = set(missing)
-    away = {r.destination: r.error for r in opened.catalog.all(AwayRecord) if r.at >= run.started}
+    away = {r.destination: r.error for r in opened.catalog.all(AwayRecord) if r.error and r.at >= run.started}
     notes = {pair: away[pair[1]] for pair in wanted if pair[1] in away}
     for image in {image for image, _ in missing}:
         for copy in opened.catalog.copies(image):

@@ -252,8 +252,8 @@ def begin_run(
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     opened.catalog.refresh()
     opened.mark()
-    if clock_is_right:
-        accept_clock(opened, clock_is_right)
+    # What was stamped wrongly is the newest on record: the true night that is newer than it begins now.
+    must_follow = bool(clock_is_right) and accept_clock(opened, clock_is_right) is not None
     require_plausible_clock(opened, "no night begins", moment)
     clear_killed(opened, back_group)
     forget_expired(opened)
@@ -278,7 +278,9 @@ def begin_run(
         if unfinished is not None:
             extended = _extend(opened, unfinished, lacking, flow_run)
             return Begun(extended, f"continuing run {unfinished.run} of this window")
-        if of_window and not lacking:
+        if of_window and not lacking and must_follow:
+            lacking = wanted
+        elif of_window and not lacking:
             how = f"run {of_window[0].run} of this window is finished; repeat it with --new"
             return Begun(of_window[0], how, True)
         wanted = lacking

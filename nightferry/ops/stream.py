@@ -97,6 +97,13 @@ def note_away(opened: OpenSite, destination: str, error: NightferryError) -> Non
     )
 
 
+def note_there(opened: OpenSite, destination: str) -> None:
+    """Ends what `note_away` recorded, once the destination answers again."""
+    known = opened.catalog.latest(AwayRecord, destination)
+    if known is not None and known.error:
+        opened.catalog.append(AwayRecord(destination=destination, error="", at=opened.clock.now()))
+
+
 def made_before(
     opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
 ) -> CopyRecord | None:

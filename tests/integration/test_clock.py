@@ -138,3 +138,33 @@ def test_what_one_destination_refuses_to_expire_still_expires_at_the_others(make
     assert set(done.errors) == {"folder"}
     assert {row.copy.destination for row in done.gone} == {"tape"}
     assert done.exit_code != 0
+
+
+def test_a_clock_that_is_declared_right_begins_the_night_that_is_newer_than_the_false_one(
+    site: SmallSite,
+) -> None:
+    clock = HandClock()
+    with site.open(clock) as opened:
+        night.night(opened, BACK_GROUP)
+        clock.advance(3 * DAY)
+        false = night.night(opened, BACK_GROUP)
+        clock.advance(-3 * DAY)
+        true = night.night(opened, BACK_GROUP, clock_is_right="a test")
+        assert opened.catalog.runs()[0].run == true.run != false.run
+        assert {s.colour for s in status(opened)} == {"green"}
+
+
+def test_what_an_older_run_staged_again_last_is_the_newest(site: SmallSite) -> None:
+    clock = HandClock()
+    with site.open(clock) as opened:
+        store = site.store("SG1/b")
+        store.rename(store.with_name("aside"))
+        first = night.stage_one(opened, BACK_GROUP)
+        clock.advance(timedelta(minutes=5))
+        newer = night.night(opened, BACK_GROUP, new=True, stores=["SG1/a"])
+        store.with_name("aside").rename(store)
+        clock.advance(timedelta(minutes=5))
+        again = opened.catalog.image(f"{first.run}.SG1.a.L0").model_copy(update={"digest": "0" * 64})
+        opened.catalog.append(again)
+        assert restore.find_image(opened, "SG1", "a").run == first.run
+        assert [r.run for r in opened.catalog.runs()] == [newer.run, first.run]

@@ -19,6 +19,7 @@ from nightferry.ops.rebuild import rebuild
 from nightferry.ops.report import NightResult, image_json, night_result
 from nightferry.ops.restore_group import plan_group, restore_group
 from nightferry.ops.status import StoreStatus, exit_code, status
+from nightferry.ops.stream import note_there
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
@@ -319,3 +320,37 @@ def test_a_renamed_group_is_restored_as_one_before_its_first_night(place: Place,
     assert [(each.store, each.exit_code) for each in done] == [("SG1/a", 0), ("SG1/b", 0)]
     for store, folder in content.items():
         assert subprocess.run(["diff", "-r", "--no-dereference", folder, tmp_path / store]).returncode == 0
+
+
+def test_an_image_that_was_given_up_while_only_damaged_copies_are_left_is_nobodys_newest(
+    make_site: MakeSite,
+) -> None:
+    place = Place(make_site())
+    run = place.owing()
+    image = f"{run.run}.SG1.a.L0"
+    with place.open() as opened:
+        path = opened.staged_path(opened.catalog.image(image))
+        with path.open("r+b") as file:
+            file.write(b"\xff\xff")
+        for copy in opened.catalog.copies(image):
+            opened.catalog.append(copy.model_copy(update={"state": "damaged"}))
+    place.come_back()
+    with place.open() as opened, pytest.raises(NightferryError):
+        night.stage_two(opened, run)
+    with place.open() as opened:
+        assert owed.is_lost(opened, opened.catalog.image(image))
+        owed.forget(opened, image, "both are bad")
+        result = night_result(opened, run)
+        assert (result.outcome, result.exit_code) == ("Partial", 3)
+        assert f"given up: {image}" in result.sentence()
+        older = restore.find_image(opened, "SG1", "a")
+        assert older.run != run.run
+        assert rows(opened)["SG1/a"].image == older
+
+
+def test_the_reason_of_a_destination_that_is_back_is_not_told_again(place: Place) -> None:
+    run = place.owing()
+    with place.open() as opened:
+        assert any(reason.startswith("folder: ") for reason in night_result(opened, run).reasons)
+        note_there(opened, "folder")
+        assert night_result(opened, run).reasons == []
