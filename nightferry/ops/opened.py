@@ -29,7 +29,7 @@ from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.cluster.reader_agent import registered, working_on
 from nightferry.destination.base import Destination, SiteMark
-from nightferry.errors import CatalogError, ClusterError, NotOwner
+from nightferry.errors import CatalogError, ClusterError, GroupStopping, NotOwner
 from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
@@ -295,16 +295,24 @@ class OpenSite:
         Raises:
             ConfigError: its BACK group has left the site file.
         """
-        return StagedFiles(Path(self.site.back_group(self.back_group_of(image)).path), image.image)
+        disk = self.site.back_group(self.back_group_of(image))
+        return StagedFiles(Path(disk.path), image.image, leased=partial(registered, [disk.name]))
 
     def is_staged(self, image: ImageRecord) -> bool:
-        """Whether the image can be read from staging."""
-        disks = {b.name for b in self.site.back_groups}
-        return (
-            not self.catalog.freed(image.image)
-            and self.back_group_of(image) in disks
-            and self.staged(image).size_bytes() is not None
-        )
+        """Whether the image can be read from staging, on this node.
+
+        Raises:
+            GroupStopping: the cluster takes the disk away just now, so nobody can say.
+        """
+        back_group = self.back_group_of(image)
+        if self.catalog.freed(image.image) or back_group not in {b.name for b in self.site.back_groups}:
+            return False
+        try:
+            return self.staged(image).size_bytes() is not None
+        except GroupStopping:
+            if self.sees(back_group):
+                raise
+            return False
 
     def keeps(self, image: ImageRecord) -> bool:
         """Whether staging has the image, for lists; of a disk that is on another node the catalog tells."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -37,15 +37,24 @@ class StagedFiles:
     Args:
         root: The BACK group's staging path.
         image: The image's name.
+        leased: Held while a folder on the disk is open; may refuse with a ``ClusterError``. Who keeps a file open
+            holds a lease of its own.
 
     Raises:
         ConfigError: it is not an image's name.
     """
 
-    def __init__(self, root: Path, image: str) -> None:
+    def __init__(
+        self,
+        root: Path,
+        image: str,
+        *,
+        leased: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         name = parse_image_name(image)
         self.image = image
         self._root = root
+        self._leased = leased
         self._names = (name.group, name.store)
 
     @property
@@ -59,7 +68,8 @@ class StagedFiles:
         Raises:
             OSError: it cannot be made.
         """
-        os.close(_descend(self._root, self._names, mode=mode))
+        with self._leased():
+            os.close(_descend(self._root, self._names, mode=mode))
 
     def size_bytes(self, ending: Ending = ".tar") -> int | None:
         """A file's length; None when there is no regular file of that name.
@@ -174,11 +184,12 @@ class StagedFiles:
     @contextmanager
     def _folder(self) -> Iterator[Path]:
         """The store's folder under a path that leads to its descriptor, whatever is moved meanwhile."""
-        fd = _descend(self._root, self._names)
-        try:
-            yield Path(f"/proc/self/fd/{fd}")
-        finally:
-            os.close(fd)
+        with self._leased():
+            fd = _descend(self._root, self._names)
+            try:
+                yield Path(f"/proc/self/fd/{fd}")
+            finally:
+                os.close(fd)
 
     def _name(self, ending: Ending) -> str:
         return f"{self.image}{ending}"

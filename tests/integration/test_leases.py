@@ -14,7 +14,7 @@ import pytest
 
 from nightferry.cluster import reader_agent
 from nightferry.model.records import ImageRecord
-from nightferry.ops import gate, leftovers, room, stage
+from nightferry.ops import gate, leftovers, stage
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.side_files import side_files
 from nightferry.progress import QUIET, Cancel
@@ -183,7 +183,7 @@ def test_copies_that_are_made_again_and_catalogs_that_lack_an_index(
             side_files(opened, image)
         assert found == []
         # Staging lost the image: a copy is made by way of a scratch file.
-        room.remove_staged(opened.staged_path(image))
+        opened.staged(image).remove(".tar", ".chunks", ".meta.json")
         for copy in opened.catalog.copies(image.image):
             if copy.destination == "folder":
                 opened.catalog.append(copy.model_copy(update={"state": "lost"}))
