@@ -22,6 +22,7 @@ from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import READER_KEYS, Seaweed
 from tests.support.bucket_catalog import bucket_place
 from tests.support.small_site import HandClock
+from tests.support.tapes import named
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
@@ -189,7 +190,7 @@ def test_opening_a_catalog_of_a_thousand_events_takes_few_requests(seaweed: Seaw
     memory = MemoryStorage()
     written = Catalog(memory, node="n", clock=HandClock())
     for i in range(1000):
-        written.append(freed(f"i{i}"))
+        written.append(freed(named(f"i{i}")))
     with bucket_place(seaweed, prefix) as place:
         for folder in ("segments", "events"):
             for name, data in memory.read_all(folder, memory.names(folder)).items():
@@ -198,7 +199,7 @@ def test_opening_a_catalog_of_a_thousand_events_takes_few_requests(seaweed: Seaw
         catalog = Catalog(place, node="n", clock=HandClock())
         assert len(catalog.all(FreedRecord)) == 1000
         opening = len(proxy.asked)
-        catalog.append(freed("one more"))
+        catalog.append(freed(named("one-more")))
         appending = len(proxy.asked) - opening
         loose = proxy.count(lambda ask: ask.method == "GET" and "/events/" in ask.path)
         segments = proxy.count(lambda ask: ask.method == "GET" and "/segments/" in ask.path)
