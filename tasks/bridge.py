@@ -30,6 +30,7 @@ from nightferry.model.load import LoadedSite
 from nightferry.model.secrets import use_blocks
 from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Progress
+from nightferry.signals import prompt_signals
 from nightferry.units import format_size
 from tasks.folders import adopt_worker_folders
 
@@ -121,7 +122,8 @@ def _stoppable() -> Iterator[None]:
     for number in (signal.SIGTERM, signal.SIGINT):
         before[int(number)] = signal.signal(number, stop)
     try:
-        yield
+        with prompt_signals():
+            yield
     finally:
         for installed, previous in before.items():
             signal.signal(installed, previous)

@@ -19,6 +19,7 @@ from nightferry.cli.session import Session
 from nightferry.cli.streams import Streams, tolerant
 from nightferry.destination.hosts import keep_direct
 from nightferry.errors import Cancelled, NightferryError
+from nightferry.signals import prompt_signals
 
 
 class Verb(NamedTuple):
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ending = _Ending() if arguments is None else None
     keep_direct()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    with tolerant() as streams:
+    with tolerant() as streams, prompt_signals():
         # Errors of the command line itself are JSON, too, so this is known before anything is parsed.
         options = arguments[: arguments.index("--")] if "--" in arguments else arguments
         session = Session(Output("--json" in options))
