@@ -232,7 +232,7 @@ class FolderObjects:
 
     def changed(self, path: str) -> float:
         with os_errors(self._name):
-            return (self._root / path).stat().st_mtime
+            return (self._root / path).lstat().st_mtime  # a link may lead nowhere
 
     def close(self) -> None:
         """Nothing is held between calls."""

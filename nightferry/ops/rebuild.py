@@ -156,7 +156,7 @@ def rebuild(
         indexes = IndexFiles(place)
         for one in sorted(found, key=_age):
             cancel.check()
-            _add(catalog, destination, one, indexes, done, clock)
+            _add(catalog, destination, one, indexes, done, clock, loaded.site)
         _settle_missing(catalog, destination, found, odd, done)
         done.beside = _take_in_beside(catalog, destination, found, mark, last, done)
         _add_runs(catalog, loaded.site, copy)
@@ -378,10 +378,17 @@ def _age(found: Found) -> tuple[int, datetime, str]:
 
 
 def _add(
-    catalog: Catalog, destination: Destination, found: Found, indexes: IndexFiles, done: Rebuilt, clock: Clock
+    catalog: Catalog,
+    destination: Destination,
+    found: Found,
+    indexes: IndexFiles,
+    done: Rebuilt,
+    clock: Clock,
+    site: Site,
 ) -> None:
     """Takes a copy that was found into the catalog, with the index and chunk table beside it."""
     try:
+        found = _with_record(destination, found, done, site)
         _require_fitting_name(found)
         image = _image(catalog, found)
         index = destination.side_file(found.location, "index")
@@ -418,6 +425,30 @@ def _add(
     if known is None or known.state == "writing" or _moved(known, copy):
         catalog.append(copy)
         done.added.append(image.image)
+
+
+def _with_record(destination: Destination, found: Found, done: Rebuilt, site: Site) -> Found:
+    """The copy with its record; one that is cut off, or another image's, is made again as a missing one is. One that
+    says what no record of ours says stays as it is, to be left out.
+
+    Raises:
+        IntegrityError, DestinationError: it cannot be made again either.
+    """
+    try:
+        if image_of(found.meta).image == found.image:
+            return found
+        why = "its record is another image's"
+    except ValidationError as error:
+        if any(wrong["type"] != "json_invalid" for wrong in error.errors()):
+            return found
+        why = _reason(error)
+    odd = Odd(f"images/{found.image}", why, found.image, found.epoch, "", found.location, found.site)
+    try:
+        made = recovered(destination, odd, None, site)
+    except (IntegrityError, ValidationError) as error:
+        raise IntegrityError(f"{why}; and {_reason(error)}", subject=found.image) from error
+    done.recovered.append(found.image)
+    return made
 
 
 def _reason(error: NightferryError | ValidationError) -> str:

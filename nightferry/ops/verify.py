@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nightferry.errors import (
     BusyError,
+    CatalogError,
     ConfigError,
     CopyMissing,
     DestinationError,
@@ -145,7 +146,8 @@ def check_one(
         return Checked(checked)
     except NeedsRecall as error:
         return Checked(copy, note=f"not read back: {error}; --recall asks for it")
-    except (IntegrityError, DestinationError, BusyError) as error:
+    except (IntegrityError, DestinationError, BusyError, CatalogError) as error:
+        # A catalog without this image's index says nothing of the next one.
         opened.catalog.refresh()
         newest = next(
             (c for c in opened.catalog.copies(copy.image) if c.destination == copy.destination), copy

@@ -286,3 +286,14 @@ def test_others_files_on_the_back_disk_stay_when_a_night_clears_up(make_site: Ma
     assert {path: (site.disk / path).read_bytes() for path in others} == others
     assert not ours.exists()
     assert not half.exists()
+
+
+def test_a_link_that_leads_nowhere_is_listed_and_left_alone(make_site: MakeSite) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock(LATER)
+    with site.open(clock) as opened:
+        nights(opened, clock, 1)
+        (site.objects / "images" / "dangling").symlink_to("/nonexistent")
+        done = run_expire(opened)
+    assert done.errors == {}
+    assert [row.leftover.path for row in done.foreign] == ["images/dangling"]
+    assert (site.objects / "images" / "dangling").is_symlink()

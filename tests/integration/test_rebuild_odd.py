@@ -130,6 +130,25 @@ def test_a_copy_without_its_record_is_recovered_and_nothing_expires_before_it_is
         )
 
 
+@pytest.mark.parametrize("how", ["cut off", "another's"])
+def test_a_record_that_is_cut_off_or_anothers_is_made_again_as_a_missing_one_is(
+    place: Place, nightferry: Command, tmp_path: Path, how: str
+) -> None:
+    clock = HandClock(LATER)
+    with place.open(clock) as opened:
+        nights(opened, clock, 1)
+        image, other = (opened.catalog.images("SG1", store)[0] for store in ("a", "b"))
+    text = image.model_dump_json()[:20] if how == "cut off" else other.model_dump_json()
+    place.plant(f"images/{image.image}/meta.json", text.encode())
+    code, document = rebuild(place, nightferry)
+    assert (code, document["recovered"], document["left_out"]) == (3, [image.image], [])
+    with place.open(clock) as opened:
+        shutil.rmtree(place.site.disk)
+        place.site.disk.mkdir()
+        bring_back(opened, tmp_path / "back", copy=place.name)
+    assert compare_tree(place.site.store("SG1/a"), tmp_path / "back") == ""
+
+
 def test_every_folder_that_cannot_be_taken_is_named_and_none_stops_the_rest(
     place: Place, nightferry: Command
 ) -> None:
