@@ -122,11 +122,11 @@ def test_planted_secrets_reach_no_run_log_artifact_or_block(site, monkeypatch, t
 
 def test_two_backups_of_one_back_group_at_once(site):
     """The second is busy, and says whose turn it is."""
-    from nightferry.ops.run import window_now
+    from nightferry.ops.run import window_begins
 
     here = site.opened()
     lock = here.catalog.run_lock(BACK)
-    lock.acquire(run="20261129-TEX-BACK-1", window=window_now(here, BACK))
+    lock.acquire(run="20261129-TEX-BACK-1", window=f"{window_begins(here, BACK):%Y%m%dT%H%M%SZ}")
     try:
         done = site.cli("backup", "--json")
     finally:
