@@ -19,7 +19,7 @@ PART_BYTES = 16 * MIB
 SMALLEST_PART, LARGEST_PART = 5 * MIB, 5 << 30
 """S3's limits; the last part may be smaller. Source: Amazon S3 user guide, multipart upload limits."""
 MOST_PARTS = 10_000
-MEMORY_BYTES = 96 * MIB
+MEMORY_BYTES = 80 * MIB
 """All part buffers of a destination together, however large the images and however many go up at once."""
 IN_FLIGHT = 4
 """Parts under way at once at least. Where the memory does not hold so many they are streamed, and each takes so small

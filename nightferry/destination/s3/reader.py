@@ -15,9 +15,9 @@ RANGE_BYTES = 16 * MIB
 """Bytes of one request of a stream: each costs the client two milliseconds beside them."""
 SHORT_BYTES = 4 * MIB
 """The same where the others took all memory: a stream always has so much."""
-RANGES = 6
+RANGES = 5
 """Ranges of one stream under way at once."""
-READ_AHEAD_BYTES = 96 * MIB
+READ_AHEAD_BYTES = 80 * MIB
 """What all streams of a destination together read ahead."""
 
 
