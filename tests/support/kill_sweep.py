@@ -219,6 +219,9 @@ class Sweep:
                 problems += [
                     f"restored {name}: {d}" for d in [compare_tree(self.site.store(name), target)] if d
                 ]
+            # A night that had nothing left to do did not use the library: what a kill while a drive was unloaded left
+            # there goes when it is used next.
+            opened.destination("tape")
             images = [image.image for image in opened.catalog.images()]
             staged = [image for image in images if not opened.catalog.freed(image)]
         return {"problems": problems, "images": images, "staged": staged}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -249,6 +250,8 @@ def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int, port
             if strange:
                 raise ConfigError(f"{path} holds {strange[0]!r} and is no tape library", subject=str(path))
             create(path, drives, slots, cartridge_bytes)
+        if os.access(path, os.W_OK):  # who only looks may not write there
+            remove_dead_drafts(path)
     about = _read_json(about_path)
     if {key: about.get(key) for key in _FORMAT} != _FORMAT:
         raise ConfigError(f"{about_path} describes another kind of library", subject=str(path))
