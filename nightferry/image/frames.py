@@ -14,6 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import cycle, repeat
 from struct import Struct
 from typing import Final
 
@@ -57,8 +58,8 @@ def encode(
     """Bytes → the ``.zst`` file of them, frame by frame, the seek table last.
 
     The same bytes and level always give the same file. Frames are compressed by threads of its own while the
-    caller does something with the last one; they end with the iterator. Memory: ``threads + 2`` frames, plain
-    and encoded, and 12 bytes per frame.
+    caller does something with the last one; they end with the iterator. Memory: ``threads + 1`` frames plain,
+    ``threads + 2`` encoded, and 12 bytes per frame.
 
     Args:
         pieces: The image's bytes in pieces of any length; a piece need not outlive the next.
@@ -74,7 +75,7 @@ def encode(
         for _ in range(threads)
     )
 
-    def compress(plain: bytearray) -> tuple[int, bytes]:
+    def compress(plain: memoryview) -> tuple[int, bytes]:
         compressor = compressors.pop()  # no more frames are at work than there are threads
         try:
             frame = compressor.compress(plain)
@@ -98,7 +99,9 @@ def encode(
 
     with ThreadPoolExecutor(threads, thread_name_prefix="nightferry-zstd") as pool:
         try:
-            for plain in _in_frames(pieces):
+            # As many as are waiting when the next one is filled, and that one.
+            buffers = cycle([bytearray(FRAME_BYTES) for _ in range(threads + 1)])
+            for plain in _in_frames(pieces, buffers):
                 waiting.append(pool.submit(compress, plain))
                 if len(waiting) > threads:
                     yield oldest()
@@ -118,26 +121,30 @@ def encoded_bound(plain_bytes: int) -> int:
 
 def frames_again(pieces: Iterable[bytes | memoryview], level: int) -> Iterator[bytes]:
     """The frames that ``encode`` makes of the same bytes, one after the other in the caller's own thread; without
-    the seek table. ``pieces`` begin where a frame does."""
+    the seek table. ``pieces`` begin where a frame does. Memory: one frame, plain and encoded."""
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-    for plain in _in_frames(pieces):
+    for plain in _in_frames(pieces, repeat(bytearray(FRAME_BYTES))):
         yield compressor.compress(plain)
 
 
-def _in_frames(pieces: Iterable[bytes | memoryview]) -> Iterator[bytearray]:
-    """Copies of 4 MiB each, the last one shorter."""
-    held = bytearray()
+def _in_frames(pieces: Iterable[bytes | memoryview], buffers: Iterator[bytearray]) -> Iterator[memoryview]:
+    """Copies of 4 MiB each, the last one shorter, each in the next of ``buffers`` of that size.
+
+    They are used again: buffers that grow, or are made for each frame, leave holes that the process keeps.
+    """
+    held, filled = next(buffers), 0
     for piece in pieces:
         rest = memoryview(piece)
-        while len(held) + len(rest) >= FRAME_BYTES:
-            cut = FRAME_BYTES - len(held)
-            held += rest[:cut]
-            rest = rest[cut:]
-            yield held
-            held = bytearray()
-        held += rest
-    if held:
-        yield held
+        while rest:
+            step = min(len(rest), FRAME_BYTES - filled)
+            held[filled : filled + step] = rest[:step]
+            filled += step
+            rest = rest[step:]
+            if filled == FRAME_BYTES:
+                yield memoryview(held)
+                held, filled = next(buffers), 0
+    if filled:
+        yield memoryview(held)[:filled]
 
 
 def _seek_table(entries: bytes | bytearray) -> bytes:

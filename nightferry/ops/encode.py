@@ -157,6 +157,7 @@ class EncodedOutgoing(Passed):
             yield from _cut(rest)
             if not left:
                 return
+            del piece, rest  # or it would still be there while the next one is made
 
     def _from_frame(self, frame: int, table: bytearray) -> Iterator[bytes | bytearray]:
         start = frame * FRAME_BYTES
