@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape.drive import TapeDrive
+from nightferry.destination.tape.drive import MOST_LOST, TapeDrive
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.scsi_changer import ScsiChanger
@@ -82,7 +82,7 @@ def test_another_drive_reads_on_where_the_first_could_not(
     with tape.open(location) as reader:
         pieces = [bytes(piece) for piece in reader.stream(0, reader.size_bytes)]
     assert b"".join(pieces) == image.data
-    assert fault.raised == (2 if error is PositionLost else 1)
+    assert fault.raised == (MOST_LOST if error is PositionLost else 1)
     # The records that the first drive gave are not read again.
     assert drives[1].calls["read_record"] == LABEL + 6 - max(at - LABEL - 1, 0)
     assert drives_on_record(rig) == [(0, "set aside")]

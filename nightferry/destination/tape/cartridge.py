@@ -12,6 +12,7 @@ from nightferry.destination.tape.drive import (
     Mark,
     Position,
     TapeDrive,
+    again,
 )
 from nightferry.destination.tape.label import Label, NotALabel, parse
 from nightferry.destination.tape.layout import Trailer, begins_a_trailer, read_trailer, records_of
@@ -60,7 +61,7 @@ class Cartridge:
     def __init__(self, drive: TapeDrive, barcode: str, *, unread: bool = False) -> None:
         self.drive = drive
         self.barcode = barcode
-        self.label = None if unread else self._read_label()
+        self.label = None if unread else again(self._read_label)
         self.record: CartridgeRecord | None = None
         """Set once the cartridge was proved fit to be appended to; the catalog's newest record of it."""
 

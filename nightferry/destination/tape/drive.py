@@ -8,16 +8,28 @@ one thread at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from nightferry.errors import MediumFull
+from nightferry.errors import MediumFull, PositionLost
 from nightferry.transfer.base import CHUNK_BYTES
 
 RECORD_BYTES = CHUNK_BYTES
 LONGEST_RECORD = (16 << 20) - 1
 """The longest block a variable-block drive can be asked for (24-bit transfer length, SSC-5 §6.4)."""
+
+
+MOST_LOST = 3
+"""How often the position may be lost in one piece of work. A drive has an attention for each reset and each new
+session, and one can come while the last is being seen to."""
+
+T = TypeVar("T")
+
+
+class Attention(PositionLost):
+    """A unit attention: something happened to the drive behind our back; the command was not done."""
 
 
 class EndOfMedium(MediumFull):
@@ -30,6 +42,18 @@ Waiting = Callable[[str], None]
 
 def no_waiting(what: str) -> None:
     """Nobody listens, and nobody stops it."""
+
+
+def again(work: Callable[[], T]) -> T:
+    """Work that rewinds first and writes nothing, begun anew when the drive has an attention for us meanwhile.
+
+    Raises:
+        Attention: for the third time: then it is the drive.
+    """
+    for _ in range(MOST_LOST - 1):
+        with suppress(Attention):
+            return work()
+    return work()
 
 
 class Mark(Enum):

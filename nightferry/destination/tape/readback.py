@@ -5,15 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import xxhash
 
 from nightferry.destination.tape.cartridge import Cartridge
-from nightferry.destination.tape.drive import LONGEST_RECORD, Mark, Position, Waiting, no_waiting
+from nightferry.destination.tape.drive import (
+    LONGEST_RECORD,
+    MOST_LOST,
+    Mark,
+    Position,
+    Waiting,
+    again,
+    no_waiting,
+)
 from nightferry.destination.tape.label import Label
 from nightferry.destination.tape.layout import CHUNK_DIGEST_BYTES
 from nightferry.errors import DestinationError, MediumDamaged, PositionLost, WrongCartridge
 from nightferry.progress import Cancel
+
+T = TypeVar("T")
 
 
 def digests_of(records: Iterable[memoryview]) -> bytes:
@@ -51,7 +63,7 @@ class Appending:
         """Writes the next record. True: early warning was met.
 
         Raises:
-            PositionLost: what had been acknowledged is not there, or it happened again.
+            PositionLost: what had been acknowledged is not there, or it happened for the third time.
             DestinationError: see ``TapeDrive.write_record``.
         """
         drive = self.cartridge.drive
@@ -74,12 +86,15 @@ class Appending:
 
     def _once(self, write: Callable[[], bool], name: str, is_it: Callable[[bytes | Mark], bool]) -> bool:
         """Writes, unless that turns out to be done. ``is_it``: whether what was read there is what was sent."""
-        try:
-            return write()
-        except PositionLost as error:
-            done = self._was_done(error, name, is_it)
-        # Of a write that was done the answer is lost, and with it whether it met early warning.
-        return self.cartridge.drive.write_filemarks(0) if done else write()
+        step = write
+        for _ in range(MOST_LOST - 1):
+            try:
+                return step()
+            except PositionLost as error:
+                if self._was_done(error, name, is_it):
+                    # The answer is lost, and with it whether the write met early warning.
+                    step = partial(self.cartridge.drive.write_filemarks, 0)
+        return step()
 
     def _was_done(self, error: PositionLost, write: str, is_it: Callable[[bytes | Mark], bool]) -> bool:
         """Looks at the medium; the tape stands where it goes on.
@@ -88,21 +103,31 @@ class Appending:
             PositionLost: ``error`` itself, when that cannot be told, or something else is there than was sent.
         """
         barcode = self.cartridge.barcode
-        look_again(self.cartridge, error, waiting=lambda what: self.cancel.check())
-        try:
-            met = self._behind_acknowledged()
-            done = is_it(met)
-            if (self.cartridge.drive.read_record() if done else met) is not Mark.END_OF_DATA:
-                raise MediumDamaged(
-                    f"in tape file {self.file}, behind {self.records} records, is something else than was written",
-                    subject=barcode,
-                )
-        except DestinationError as second:
-            raise _after(error, second, barcode) from second
+        done = look_again(
+            self.cartridge,
+            error,
+            lambda: self._is_there(is_it),
+            waiting=lambda what: self.cancel.check(),
+        )
         name = f"{write} of {self.what}" if self.what else write
         self.say(
             f"{error}; by what is on {barcode}, {name} was {'' if done else 'not '}written: going on behind it"
         )
+        return done
+
+    def _is_there(self, is_it: Callable[[bytes | Mark], bool]) -> bool:
+        """Whether it is what the tape ends with.
+
+        Raises:
+            MediumDamaged: something else is there.
+        """
+        met = self._behind_acknowledged()
+        done = is_it(met)
+        if (self.cartridge.drive.read_record() if done else met) is not Mark.END_OF_DATA:
+            raise MediumDamaged(
+                f"in tape file {self.file}, behind {self.records} records, is something else than was written",
+                subject=self.cartridge.barcode,
+            )
         return done
 
     def _behind_acknowledged(self) -> bytes | Mark:
@@ -129,13 +154,18 @@ class Appending:
 
 
 def look_again(
-    cartridge: Cartridge, error: PositionLost, *others: Label | None, waiting: Waiting = no_waiting
-) -> None:
-    """Loads a cartridge anew and reads its label, after an error that says nothing of what was done.
+    cartridge: Cartridge,
+    error: PositionLost,
+    look: Callable[[], T],
+    *others: Label | None,
+    waiting: Waiting = no_waiting,
+) -> T:
+    """Loads a cartridge anew, reads its label and looks at it, after an error that says nothing of what was done.
 
     Args:
         cartridge: The cartridge in the drive.
         error: The error.
+        look: Looks at what is behind the label; can be begun anew.
         others: Labels that it may have besides the one it had; None: it may be blank.
         waiting: Is told of the wait for the drive.
 
@@ -143,12 +173,17 @@ def look_again(
         PositionLost: ``error`` itself, when the drive does not answer, or another cartridge is in it.
     """
     drive, barcode = cartridge.drive, cartridge.barcode
-    try:
+
+    def loaded_anew() -> T:
         drive.unload()
         drive.load(waiting)
         found = Cartridge(drive, barcode).label
         if found not in (cartridge.label, *others):
             raise WrongCartridge(f"another cartridge is in drive {drive.number}", subject=barcode)
+        return look()
+
+    try:
+        return again(loaded_anew)
     except DestinationError as second:
         raise _after(error, second, barcode) from second
 

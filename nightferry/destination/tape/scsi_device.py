@@ -6,7 +6,7 @@ import logging
 
 from nightferry.clock import Clock
 from nightferry.destination.tape.alerts import FLAGS
-from nightferry.destination.tape.drive import EndOfMedium
+from nightferry.destination.tape.drive import Attention, EndOfMedium
 from nightferry.destination.tape.lease import Lease
 from nightferry.errors import (
     DestinationError,
@@ -76,10 +76,6 @@ class NotReady(Unavailable):
     def __init__(self, message: str, sense: Sense, *, hint: str, subject: str) -> None:
         super().__init__(message, hint=hint, subject=subject)
         self.sense = sense
-
-
-class Attention(PositionLost):
-    """A unit attention: something happened to the device behind our back; the command was not done."""
 
 
 class Device:

@@ -18,6 +18,7 @@ from nightferry.destination.tape.drive import (
     Mark,
     Position,
     Waiting,
+    again,
     no_waiting,
 )
 from nightferry.destination.tape.lease import Lease
@@ -99,6 +100,9 @@ class ScsiDrive:
             return
         if not wait_until_ready(self._device, self._number, self._occupied, waiting, self._clock):
             return
+        again(self._make_ready)
+
+    def _make_ready(self) -> None:
         self._set_mode()
         self._is_loaded, self._is_lost = True, False
         try:

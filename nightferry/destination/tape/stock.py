@@ -13,7 +13,7 @@ from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
 from nightferry.destination.tape.cartridge import Audit, Cartridge, not_ours
 from nightferry.destination.tape.changer import doubled
-from nightferry.destination.tape.drive import RECORD_BYTES, EndOfMedium
+from nightferry.destination.tape.drive import MOST_LOST, RECORD_BYTES, EndOfMedium
 from nightferry.destination.tape.label import LABEL_BYTES, Label, new_label
 from nightferry.destination.tape.layout import Trailer
 from nightferry.destination.tape.pool import WRITING, Pool, is_being_written, settled
@@ -399,13 +399,14 @@ class Stock:
         )
 
     def _write_label(self, cartridge: Cartridge, label: Label) -> None:
-        """Once more where it is not known what became of it, and the cartridge has the new label, the old one, or
+        """Again where it is not known what became of it, and the cartridge has the new label, the old one, or
         none: whatever else is on it was to be written over."""
-        try:
-            cartridge.write_label(label, self.pages.values())
-        except PositionLost as error:
-            look_again(cartridge, error, label, None)
-            cartridge.write_label(label, self.pages.values())
+        for _ in range(MOST_LOST - 1):
+            try:
+                return cartridge.write_label(label, self.pages.values())
+            except PositionLost as error:
+                look_again(cartridge, error, lambda: None, label, None)
+        return cartridge.write_label(label, self.pages.values())
 
     def audit(self, cartridge: Cartridge, record: CartridgeRecord) -> Audit:
         """Proves a labelled cartridge fit to be appended to and records what was found behind its known
@@ -417,8 +418,7 @@ class Stock:
         try:
             found = cartridge.audit(record)
         except PositionLost as error:
-            look_again(cartridge, error)
-            found = cartridge.audit(record)
+            found = look_again(cartridge, error, lambda: cartridge.audit(record))
         if (found.tape_files, found.full) == (record.tape_files, False):
             cartridge.record = record
             return found

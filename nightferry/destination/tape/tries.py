@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from nightferry.destination.tape.bay import Bay
 from nightferry.destination.tape.bays import Bays
+from nightferry.destination.tape.drive import MOST_LOST
 from nightferry.destination.tape.watch import Watch
 from nightferry.errors import DestinationError, MediumDamaged, PositionLost
 from nightferry.progress import Cancel
@@ -75,13 +76,14 @@ class Tries:
 
     def _patiently(self, bay: Bay, work: Callable[[Bay], T]) -> T:
         """Raises:
-        PositionLost: it was lost twice; the first time the cartridge is loaded anew and its label read.
+        PositionLost: for the third time; before that the cartridge is loaded anew and its label read.
         """
-        try:
-            return work(bay)
-        except PositionLost:
-            bay.forget()
-            return work(bay)
+        for _ in range(MOST_LOST - 1):
+            try:
+                return work(bay)
+            except PositionLost:
+                bay.forget()
+        return work(bay)
 
     def _another(self, barcode: str, bay: Bay, error: DestinationError) -> Bay:
         if not isinstance(error, MediumDamaged):
