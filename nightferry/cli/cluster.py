@@ -12,15 +12,18 @@ from nightferry.cli.session import current
 from nightferry.errors import ConfigError, GateClosed
 
 if TYPE_CHECKING:
-    from nightferry.cluster.base import ClusterView
+    from nightferry.cluster.base import ClusterView, GroupView
     from nightferry.plan.layout import Layout
 
 app = App(name="cluster", help="Nodes, groups, and the gated move.")
 
 
 @app.command
-def view() -> None:
-    """Shows nodes, resource groups, owner tokens and readers of the BACK disks."""
+def view() -> int:
+    """Shows nodes, resource groups, owner tokens and readers of the BACK disks.
+
+    Exit code 50 when the cluster's answer about a group cannot be read.
+    """
     from nightferry.cli.output import table
     from nightferry.errors import ClusterError
     from nightferry.ops.opened import OpenSite
@@ -47,8 +50,19 @@ def view() -> None:
             except ClusterError as error:
                 disks.append({"back_group": back_group.name, "path": back_group.path, "error": error.message})
     fencing = {True: "on", False: "OFF", None: "unknown"}[seen.fencing]
+    document: dict[str, Any] = {"cluster": seen, "disks": disks}
+    unread = [f"{group.name} is {_where(group)}" for group in seen.groups if group.unread]
+    failure = None
+    if unread:
+        failure = ClusterError(
+            "; ".join(unread),
+            hint="compare owner, state and states under [cluster] with what the command prints "
+            "(docs/cluster-commands.md)",
+            subject=next(group.name for group in seen.groups if group.unread),
+        )
+        document |= failure.as_json()
     session.out.result(
-        {"cluster": seen, "disks": disks},
+        document,
         f"{seen.kind}: {_quorum(seen)}, fencing {fencing}",
         *(f"left over: {text}" for text in seen.leftovers),
         table(
@@ -72,6 +86,11 @@ def view() -> None:
             ],
         ),
     )
+    if failure is None:
+        return 0
+    if not session.out.as_json:
+        session.out.error(failure)
+    return failure.exit_code
 
 
 @app.command
@@ -166,6 +185,11 @@ def move(
                 assert run is not None  # noqa: S101 - refused above
                 node = ops.to_passive(here, run, to=to, progress=session.out.progress, cancel=session.cancel)
     session.out.result({"back_group": name, "node": node}, f"{name} is on {node}")
+
+
+def _where(group: GroupView) -> str:
+    at = f"on {group.owner}" if group.owner else "on no node"
+    return f"{group.state} {at}: {group.note}"
 
 
 def _quorum(seen: ClusterView) -> str:

@@ -32,6 +32,8 @@ class GroupView:
     owner: str
     state: Literal["started", "stopped", "moving", "failed", "unknown"]
     note: str = ""
+    unread: bool = False
+    """The cluster gave no answer, or one that the site file does not know how to read; the note says which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import SILENT_S, ClusterView, GroupView, MovePlan, NodeView
-from nightferry.cluster.run import Finished, run_program
+from nightferry.cluster.run import Finished, OutputWithoutEnd, run_program
 from nightferry.cluster.verbs import Verb, Verbs, read
 from nightferry.errors import ClusterError, MoveFailed
 from nightferry.model.findings import Finding
@@ -36,6 +37,8 @@ _T = TypeVar("_T")
 class NoAnswer(ClusterError):
     """A program of the cluster failed, or said nothing that can be read."""
 
+    default_hint = "run the command by hand; correct it, or how its output is read, under [cluster]"
+
 
 class CommandCluster:
     """A cluster behind programs.
@@ -47,6 +50,7 @@ class CommandCluster:
         deadline_s: How long a move may take until the group is started on its target.
         preset: The preset's name, for `check`.
         host: This machine's name; asked of the system when empty.
+        silent_s: How long no answer is looked for again until that is believed.
         clock: Waits between two looks.
         cancel: Ends a program that hangs, and the waiting for an answer.
     """
@@ -60,6 +64,7 @@ class CommandCluster:
         deadline_s: float,
         preset: str = "",
         host: str = "",
+        silent_s: float = SILENT_S,
         clock: Clock = SYSTEM_CLOCK,
         cancel: Cancel | None = None,
     ) -> None:
@@ -69,6 +74,7 @@ class CommandCluster:
         self._deadline_s = deadline_s
         self._preset = preset
         self._host = host or socket.gethostname()
+        self._silent_s = silent_s
         self._clock = clock
         self._cancel = cancel or Cancel()
 
@@ -87,27 +93,37 @@ class CommandCluster:
     def view(self) -> ClusterView:
         """A look at every node and group, one after the other: no two of them are of the same moment.
 
-        Nobody is asked for the quorum: a cluster's own programs answer only where it has one.
+        What gives no answer is looked at again, until that is believed. Nobody is asked for the quorum: a cluster's own
+        programs answer only where it has one.
 
         Raises:
+            OutputWithoutEnd: a program does not stop writing.
             ClusterError: no group can be read.
         """
-        nodes = []
+        nodes: dict[str, NodeView] = {}
+        groups: dict[str, GroupView] = {}
+        began = self._clock.monotonic()
+        while True:
+            dark = _ask({spec.name: partial(self._node, spec) for spec in self._nodes}, nodes)
+            silent = _ask({name: partial(self._group, name) for name in self._groups}, groups)
+            if not (dark or silent) or self._clock.monotonic() - began >= self._silent_s:
+                break
+            self._cancel.check()
+            self._clock.sleep(POLL_S)
+        if silent and not groups:
+            raise next(iter(silent.values()))
         for spec in self._nodes:
-            try:
-                nodes.append(self._node(spec))
-            except NoAnswer as error:
-                nodes.append(NodeView(spec.name, spec.role, online=False, usable=False, note=error.message))
-        groups, silent = [], []
-        for name in self._groups:
-            try:
-                groups.append(self._group(name))
-            except NoAnswer as error:
-                silent.append(error)
-                groups.append(GroupView(name, "", "unknown", error.message))
-        if silent and len(silent) == len(groups):
-            raise silent[0]
-        return ClusterView("command", True, tuple(nodes), tuple(groups))
+            if spec.name in dark:
+                note = dark[spec.name].message
+                nodes[spec.name] = NodeView(spec.name, spec.role, online=False, usable=False, note=note)
+        for name, error in silent.items():
+            groups[name] = GroupView(name, "", "unknown", error.message, unread=True)
+        return ClusterView(
+            "command",
+            True,
+            tuple(nodes[spec.name] for spec in self._nodes),
+            tuple(groups[name] for name in self._groups),
+        )
 
     def where(self, group: str) -> str:
         view = self._known_group(group)
@@ -267,14 +283,14 @@ class CommandCluster:
             raise choose(name, self._groups, "resource group")
 
     def _patiently(self, look: Callable[[], _T], cancel: Cancel | None = None) -> _T:
-        """Looks until there is an answer; what gives none for ``SILENT_S`` is raised."""
+        """Looks until there is an answer; that there is none is raised when it is believed."""
         cancel = cancel or self._cancel
         began = self._clock.monotonic()
         while True:
             try:
                 return look()
             except NoAnswer:
-                if self._clock.monotonic() - began >= SILENT_S:
+                if self._clock.monotonic() - began >= self._silent_s:
                     raise
             cancel.check()
             self._clock.sleep(POLL_S)
@@ -295,9 +311,12 @@ class CommandCluster:
             raise NoAnswer(f"where {name} is cannot be read: {why}: {safe(looked.said())}", subject=name)
         known = next((n.name for n in self._nodes if owner.casefold() in _names_of(n)), None)
         if known is None:
-            return GroupView(name, safe(owner), "unknown", "the site file has no such node")
+            return GroupView(name, safe(owner), "unknown", "the site file has no such node", unread=True)
         words = {key.casefold(): state for key, state in self._verbs.states.items()}
-        state = words.get(word.casefold(), "unknown")
+        state = words.get(word.casefold())
+        if state is None:
+            note = f"the cluster says {safe(word)}; known are {', '.join(self._verbs.states)}"
+            return GroupView(name, known, "unknown", note, unread=True)
         note = "" if state == "started" else f"the cluster says {safe(word)}"
         if state == "started" and self._verbs.view is not None:
             # What runs on a node that is gone is only what was last known of it.
@@ -308,12 +327,28 @@ class CommandCluster:
 
     def _run(self, verb: Verb, values: Mapping[str, str], cancel: Cancel | None = None) -> Finished:
         """Raises:
+        OutputWithoutEnd: the program wrote more than an answer has.
         NoAnswer: the program cannot be run, or does not end in time.
         """
         try:
             return run_program(verb.argv(values), deadline_s=LOOK_DEADLINE_S, cancel=cancel or self._cancel)
+        except OutputWithoutEnd:
+            raise  # it would write as much again
         except ClusterError as error:
             raise NoAnswer(error.message, hint=error.hint, subject=error.subject) from error
+
+
+def _ask(looks: Mapping[str, Callable[[], _T]], seen: dict[str, _T]) -> dict[str, NoAnswer]:
+    """Looks at what was not seen yet and adds what it sees; returns what gave no answer."""
+    silent: dict[str, NoAnswer] = {}
+    for name, look in looks.items():
+        if name in seen:
+            continue
+        try:
+            seen[name] = look()
+        except NoAnswer as error:
+            silent[name] = error
+    return silent
 
 
 def _is_among(word: str, words: Sequence[str]) -> bool:

@@ -267,7 +267,9 @@ def _parse(xml: bytes, tool: str) -> ET.Element:
 
 
 def _refuse(tool: str, why: str) -> NoReturn:
-    raise ClusterError(f"cannot read the answer of {tool}: {why}", subject=tool)
+    raise ClusterError(
+        f"cannot read the answer of {tool}: {why}", hint=f"run {tool} by hand on this node", subject=tool
+    )
 
 
 def _is(element: ET.Element, name: str) -> bool:

@@ -169,6 +169,7 @@ class LocalCluster:
         except OSError as error:
             raise ClusterError(
                 f"cannot read the cluster's state file {self._path}: {error.strerror}",
+                hint="give the file to the user that runs nightferry, or correct state_path under [cluster]",
                 subject=str(self._path),
             ) from error
         try:

@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from nightferry.errors import ClusterError, ConfigError
 from nightferry.progress import Cancel
+from nightferry.units import format_size
 
 CLEAN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 """All that a program sees of our environment, but for the mark."""
@@ -29,7 +31,7 @@ MARK = "NIGHTFERRY_PROGRAM"
 """The variable by which a program's children are found again, whatever session they went to."""
 
 MOST_OUTPUT_BYTES = 16 << 20
-"""What is kept of stdout, and of stderr; more is not what a program of ours says, and is read and dropped."""
+"""No program answers with more on stdout, nor on stderr: one that writes more is killed at once."""
 
 _LOOK_S = 0.25
 _LAST_WORDS_S = 2.0
@@ -37,8 +39,16 @@ _DYING_S = 0.01
 _READ_BYTES = 64 << 10
 _PROC = Path("/proc")
 
+_BY_HAND = "run it by hand on this node; correct it, or what the site file says of it"
+
 Registers = Callable[[int], AbstractContextManager[None]]
 """Given the program's pid, which is its session's as well; the context lasts until all of it has ended."""
+
+
+class OutputWithoutEnd(ClusterError):
+    """A program wrote more than any answer has, and was killed."""
+
+    default_hint = "run it by hand to see what it prints; name one that prints its answer and ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,7 @@ def run_program(
     env: Mapping[str, str] | None = None,
     cancel: Cancel | None = None,
     registers: Registers | None = None,
+    keep_end_bytes: int | None = None,
 ) -> Finished:
     """Runs a program to its end and returns how it ended, whatever its exit status.
 
@@ -74,9 +85,12 @@ def run_program(
         env: Added to ``CLEAN_ENVIRONMENT``.
         cancel: When set, the program and its children are killed.
         registers: Says to whom it matters that the program runs.
+        keep_end_bytes: What the program writes is no answer: it may write without end, and of each output at least this
+            much of the end is kept, at most twice as much.
 
     Raises:
         ConfigError: the program's path is not absolute.
+        OutputWithoutEnd: it wrote more than ``MOST_OUTPUT_BYTES``.
         ClusterError: the program cannot be started, or did not end in time.
         Cancelled: ``cancel`` was set.
     """
@@ -105,18 +119,57 @@ def run_program(
     try:
         if registers is not None:
             registered.enter_context(registers(process.pid))
-        return _wait(process, argv[0], deadline_s, cancel)
+        outputs = [
+            _Output(pipe, argv[0], keep_end_bytes) for pipe in (process.stdout, process.stderr) if pipe
+        ]
+        return _wait(process, outputs, argv[0], deadline_s, cancel)
     finally:
         _end(process, mark)
         registered.close()
 
 
+class _Output:
+    """What a program writes to a pipe, bounded while it is read."""
+
+    def __init__(self, pipe: IO[bytes], program: str, keep_end_bytes: int | None) -> None:
+        self.fd = pipe.fileno()
+        self.kept = bytearray()
+        self._program = program
+        self._keep_end_bytes = keep_end_bytes
+        os.set_blocking(self.fd, False)
+
+    def read(self) -> int | None:
+        """Reads what is there; returns how much that was: 0 at the end, None for nothing yet.
+
+        Raises:
+            OutputWithoutEnd: it is more than an answer has.
+        """
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        self.kept += data
+        if self._keep_end_bytes is not None:
+            del self.kept[: max(0, len(self.kept) - 2 * self._keep_end_bytes)]
+        elif len(self.kept) > MOST_OUTPUT_BYTES:
+            raise OutputWithoutEnd(
+                f"{self._program} wrote more than {format_size(MOST_OUTPUT_BYTES)} and was killed",
+                subject=self._program,
+            )
+        return len(data)
+
+
 def _wait(
-    process: subprocess.Popen[bytes], program: str, deadline_s: float, cancel: Cancel | None
+    process: subprocess.Popen[bytes],
+    outputs: Sequence[_Output],
+    program: str,
+    deadline_s: float,
+    cancel: Cancel | None,
 ) -> Finished:
     """Reads both outputs until the program has ended.
 
     Raises:
+        OutputWithoutEnd: it wrote too much.
         ClusterError: it did not end in time.
         Cancelled: ``cancel`` was set.
     """
@@ -126,44 +179,32 @@ def _wait(
         ended = os.pidfd_open(process.pid)
         stack.callback(os.close, ended)
         selector.register(ended, selectors.EVENT_READ)
-        kept: dict[int, bytearray] = {}
-        for pipe in filter(None, (process.stdout, process.stderr)):
-            os.set_blocking(pipe.fileno(), False)
-            selector.register(pipe, selectors.EVENT_READ)
-            kept[pipe.fileno()] = bytearray()
+        for output in outputs:
+            selector.register(output.fd, selectors.EVENT_READ, output)
         while True:
             left = ends - time.monotonic()
             if left <= 0:
                 raise ClusterError(
-                    f"{program} did not end within {deadline_s:g} s and was killed", subject=program
+                    f"{program} did not end within {deadline_s:g} s and was killed",
+                    hint=_BY_HAND,
+                    subject=program,
                 )
             if cancel is not None:
                 cancel.check()
-            ready = [key.fd for key, _ in selector.select(min(left, _LOOK_S))]
-            for fd in (fd for fd in ready if fd != ended):
-                if _read(fd, kept[fd]) == 0:
-                    selector.unregister(fd)
-            if ended in ready:
+            ready = [key for key, _ in selector.select(min(left, _LOOK_S))]
+            for key in ready:
+                if key.fd != ended and key.data.read() == 0:
+                    selector.unregister(key.fd)
+            if any(key.fd == ended for key in ready):
                 break
         code = process.wait()
-        for fd, data in kept.items():
+        for output in outputs:
             # What it wrote is in the pipe, and a pipe holds this much at most; what others write is not waited for.
-            left_bytes = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
-            while left_bytes > 0 and (read := _read(fd, data)):
+            left_bytes = fcntl.fcntl(output.fd, fcntl.F_GETPIPE_SZ)
+            while left_bytes > 0 and (read := output.read()):
                 left_bytes -= read
-    stdout, stderr = (bytes(data) for data in kept.values())
+    stdout, stderr = (bytes(output.kept) for output in outputs)
     return Finished(code, stdout, stderr)
-
-
-def _read(fd: int, kept: bytearray) -> int | None:
-    """Reads what is there and keeps it up to the bound; returns how much was read: 0 at the end, None for nothing
-    yet."""
-    try:
-        data = os.read(fd, _READ_BYTES)
-    except BlockingIOError:
-        return None
-    kept += data[: MOST_OUTPUT_BYTES - len(kept)]
-    return len(data)
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:

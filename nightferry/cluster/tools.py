@@ -144,7 +144,7 @@ class CrmTools:
             meaning = MEANINGS.get(ended.code) or ended.said()
             raise ClusterError(
                 f"{tool}: {meaning} (exit status {ended.code})",
-                hint=_HINTS.get(ended.code, ""),
+                hint=_HINTS.get(ended.code, f"run {tool} by hand on this node"),
                 subject=tool,
             )
         return ended

@@ -29,6 +29,7 @@ _WINDOWS_STATES: dict[str, GroupState] = {
     "Pending": "moving",
     "PartialOnline": "stopped",
     "Partially Online": "stopped",
+    "Unknown": "unknown",
 }
 
 

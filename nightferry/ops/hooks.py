@@ -124,6 +124,7 @@ def _run(opened: OpenSite, hook: Hook, told: dict[str, str], progress: Progress,
                 env=told,
                 cancel=stop,
                 registers=partial(program_on, groups),
+                keep_end_bytes=MOST_OUTPUT_BYTES,
             )
     except (Cancelled, GroupStopping):
         raise

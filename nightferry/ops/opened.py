@@ -23,7 +23,7 @@ from nightferry.catalog.locks import RunLock
 from nightferry.catalog.query import Catalog
 from nightferry.catalog.readers import DiskReaders
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.cluster.base import Cluster
+from nightferry.cluster.base import SILENT_S, Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
@@ -120,8 +120,8 @@ class OpenSite:
         """The cluster driver the site names."""
         return self.open_cluster(self.cancel)
 
-    def open_cluster(self, cancel: Cancel) -> Cluster:
-        """The same driver, whose questions ``cancel`` ends."""
+    def open_cluster(self, cancel: Cancel, silent_s: float = SILENT_S) -> Cluster:
+        """The same driver, whose questions ``cancel`` ends. ``silent_s``: how long no answer is asked for again."""
         settings = self.site.cluster
         mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
         groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
@@ -150,6 +150,7 @@ class OpenSite:
                     groups,
                     deadline_s=settings.deadline,
                     preset=settings.preset or "",
+                    silent_s=silent_s,
                     clock=self.clock,
                     cancel=cancel,
                 )

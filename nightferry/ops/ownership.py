@@ -52,7 +52,8 @@ class Watch:
         self._end = threading.Event()
         # A stop of the work does not end the question: until its last chunk the disk must be known to be ours.
         self._asking = Cancel()
-        self._cluster = opened.open_cluster(self._asking)
+        # Asked again and again here, so that another group's silence does not keep back the answer about this one.
+        self._cluster = opened.open_cluster(self._asking, silent_s=0)
         self.confirm()
 
     def begin(self) -> None:

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from nightferry.cluster.command import CommandCluster
+from nightferry.cluster.run import OutputWithoutEnd
 from nightferry.cluster.verbs import verbs
 from nightferry.errors import Cancelled, ClusterError, MoveFailed
 from nightferry.model.nodes import CommandClusterSettings, specify
@@ -19,12 +20,19 @@ def fake(tmp_path):
     return FakeCluster(tmp_path)
 
 
-def open_cluster(fake, *, deadline_s=60, host="", cancel=None, **changes):
+def open_cluster(fake, *, deadline_s=60, host="", cancel=None, silent_s=30.0, **changes):
     settings = CommandClusterSettings.model_validate(fake.settings() | changes)
     nodes = specify((ACTIVE, PRIMARY, ALTERNATE), ())
     clock = HandClock()
     return CommandCluster(
-        verbs(settings), nodes, (BACK,), deadline_s=deadline_s, host=host, clock=clock, cancel=cancel
+        verbs(settings),
+        nodes,
+        (BACK,),
+        deadline_s=deadline_s,
+        host=host,
+        silent_s=silent_s,
+        clock=clock,
+        cancel=cancel,
     )
 
 
@@ -42,6 +50,11 @@ def failing_once(fake, verb):
         fake.folder / f"{verb}-failing", f'[ -e {ran} ] || {{ touch {ran}; exit 1; }}\nexec {command[0]} "$@"'
     )
     return {verb: [program, *command[1:]]}
+
+
+def waited_s(cluster):
+    """How long it has waited between looks."""
+    return cluster._clock.monotonic() - HandClock().monotonic()
 
 
 def move(cluster, target=PRIMARY, cancel=None):
@@ -129,11 +142,15 @@ NO_ANSWERS = {
 @pytest.mark.parametrize("kind", NO_ANSWERS)
 def test_output_that_says_nothing_and_programs_that_fail_are_no_answer(fake, tmp_path, kind):
     cluster = open_cluster(fake, where=[script(tmp_path / "where", NO_ANSWERS[kind]), "{group}"])
-    with pytest.raises(ClusterError, match=f"where {BACK} is cannot be read"):
+    with pytest.raises(ClusterError, match=f"where {BACK} is cannot be read") as caught:
         cluster.view()
+    assert waited_s(cluster) >= 30
+    assert "by hand" in caught.value.hint
+    assert "cluster view" not in caught.value.hint
+    began = waited_s(cluster)
     with pytest.raises(ClusterError, match=f"where {BACK} is cannot be read"):
         cluster.where(BACK)
-    assert cluster._clock.monotonic() >= 30
+    assert waited_s(cluster) >= began + 30
     (finding,) = (f for f in cluster.check() if f.severity == "fail")
     assert finding.id == "NF-CLUSTER-001"
     assert finding.fix
@@ -152,8 +169,58 @@ def test_one_look_that_fails_is_repeated_by_every_verb(fake, verb):
 
     assert cluster().where(BACK) == ACTIVE
     assert cluster().plan(BACK, PRIMARY).problems == ()
+    looked = cluster()
+    view = looked.view()
+    assert 0 < waited_s(looked) < 30
+    assert (view.group(BACK).state, {node.usable for node in view.nodes}) == ("started", {True})
+    assert cluster().check() == []
     move(cluster())
     assert open_cluster(fake).where(BACK) == PRIMARY
+
+
+def test_a_look_that_is_repeated_by_its_caller_is_not_repeated_here(fake):
+    cluster = open_cluster(fake, silent_s=0, **failing_once(fake, "where"))
+    with pytest.raises(ClusterError, match="cannot be read"):
+        cluster.view()
+    assert cluster.view().group(BACK).state == "started"
+    assert waited_s(cluster) == 0
+
+
+@pytest.mark.parametrize("verb", ["where", "view", "plan", "release"])
+def test_a_program_that_writes_without_end_is_killed_and_named_at_once(fake, tmp_path, verb):
+    ran = tmp_path / "ran"
+    flood = script(tmp_path / "flood", f"echo >> {ran}; exec yes")
+    cluster = open_cluster(fake, **{verb: [flood, *fake.settings()[verb][1:]]})
+    asked = {
+        "where": [cluster.view, lambda: cluster.where(BACK)],
+        "view": [cluster.view, lambda: cluster.where(BACK), lambda: cluster.plan(BACK, PRIMARY)],
+        "plan": [lambda: cluster.plan(BACK, PRIMARY)],
+        "release": [lambda: cluster.release(BACK)],
+    }[verb]
+    for ask in asked:
+        with pytest.raises(OutputWithoutEnd, match=r"flood wrote more than 16\.0 MiB and was killed"):
+            ask()
+    assert len(ran.read_text().splitlines()) == len(asked)
+    assert waited_s(cluster) == 0
+
+
+def test_a_state_in_a_word_that_nobody_knows_is_said_with_the_words_that_are_known(fake):
+    fake.write(groups={BACK: [ACTIVE, "Strange"]})
+    cluster = open_cluster(fake, states={"Online": "started", "Offline": "stopped"})
+    group = cluster.view().group(BACK)
+    assert (group.state, group.unread) == ("unknown", True)
+    assert group.note == "the cluster says Strange; known are Online, Offline"
+    with pytest.raises(ClusterError, match="Strange; known are Online, Offline"):
+        cluster.where(BACK)
+    (finding,) = cluster.check()
+    assert (finding.id, finding.severity) == ("NF-CLUSTER-004", "fail")
+    assert "Strange; known are Online, Offline" in finding.text
+
+
+def test_a_cluster_that_does_not_know_a_groups_state_itself_was_read(fake):
+    fake.write(groups={BACK: [ACTIVE, "Unknown"]})
+    group = open_cluster(fake).view().group(BACK)
+    assert (group.state, group.unread) == ("unknown", False)
 
 
 def test_a_group_that_cannot_be_read_does_not_speak_for_the_others(fake, tmp_path):
@@ -164,6 +231,7 @@ def test_a_group_that_cannot_be_read_does_not_speak_for_the_others(fake, tmp_pat
     cluster = CommandCluster(verbs(settings), nodes, (BACK, MAIL), deadline_s=60, clock=HandClock())
     view = cluster.view()
     assert (view.quorate, view.group(MAIL).state, view.group(BACK).state) == (True, "started", "unknown")
+    assert (view.group(MAIL).unread, view.group(BACK).unread) == (False, True)
 
 
 def test_a_plan_and_a_release_that_cannot_be_run_once_are_run_again(fake, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.cluster.run import MOST_OUTPUT_BYTES, run_program
+from nightferry.cluster.run import MOST_OUTPUT_BYTES, OutputWithoutEnd, run_program
 from nightferry.errors import Cancelled, ClusterError, ConfigError
 from nightferry.progress import Cancel
 
@@ -119,17 +119,35 @@ def test_children_in_sessions_of_their_own_end_with_the_program(tmp_path, how):
     _until(lambda: all(map(_gone, found)))
 
 
-def test_output_without_end_takes_no_more_memory_than_is_kept():
+@pytest.mark.parametrize("to", ["", " >&2"])
+def test_a_program_that_writes_without_end_is_killed_at_the_bound_with_its_children(tmp_path, to):
+    pids = tmp_path / "pids"
+    line = f"sleep 600 & echo $! $$ > {pids}; exec yes{to}"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ClusterError, match="did not end within 3 s"):
-        run_program(["/usr/bin/yes", "much " * 1000], deadline_s=3)
+    with pytest.raises(OutputWithoutEnd, match=r"/bin/sh wrote more than 16.0 MiB and was killed") as caught:
+        run_program([SH, "-c", line], deadline_s=3600)
+    assert "by hand" in caught.value.hint
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib << 10 < 4 * MOST_OUTPUT_BYTES
+    _until(lambda: all(_gone(int(pid)) for pid in pids.read_text().split()))
 
 
-def test_what_is_kept_of_too_much_output_is_its_beginning():
-    ended = run_program(["/usr/bin/head", "-c", str(MOST_OUTPUT_BYTES + 12345), "/dev/zero"], deadline_s=30)
-    assert (ended.code, len(ended.stdout)) == (0, MOST_OUTPUT_BYTES)
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_bound_is_exact(beyond):
+    argv = ["/usr/bin/head", "-c", str(MOST_OUTPUT_BYTES + beyond), "/dev/zero"]
+    if beyond:
+        with pytest.raises(OutputWithoutEnd):
+            run_program(argv, deadline_s=60)
+    else:
+        assert len(run_program(argv, deadline_s=60).stdout) == MOST_OUTPUT_BYTES
+
+
+def test_of_words_that_are_no_answer_the_end_is_kept_however_many_there_are():
+    much = f"head -c {MOST_OUTPUT_BYTES + 1} /dev/zero; echo the end"
+    ended = run_program([SH, "-c", much], deadline_s=60, keep_end_bytes=1000)
+    assert ended.code == 0
+    assert ended.stdout.endswith(b"\0the end\n")
+    assert 1000 < len(ended.stdout) <= 2000
 
 
 def test_a_stop_that_was_asked_for_before_starts_nothing(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightferry.cluster import reader_agent
+from nightferry.cluster.run import MOST_OUTPUT_BYTES
 from nightferry.errors import Cancelled, GroupStopping, HookFailed
 from nightferry.model.load import load_site
 from nightferry.model.secrets import known_secrets
@@ -159,6 +160,17 @@ def test_what_a_failed_hook_wrote_goes_to_a_private_file_without_the_secrets_we_
     assert kept.count("‹redacted›") == 7
     assert "unknown to us: hunter2" in kept
     assert not any("hunter2" in text or secret in text for text in said)
+
+
+def test_a_hook_may_write_more_than_any_answer_and_the_end_of_it_is_kept(make: Make, tmp_path: Path) -> None:
+    much = f"head -c {MOST_OUTPUT_BYTES + 1} /dev/zero; echo the end"
+    with make(("h", "before", much)) as opened:
+        run(opened)
+    with make(("h", "before", f"{much}; exit 1")) as opened, pytest.raises(HookFailed) as failed:
+        run(opened)
+    kept = Path(failed.value.message.partition("what it wrote: ")[2].partition(":")[2]).read_bytes()
+    assert b"--- stdout, its last 256" in kept
+    assert b"\0the end\n--- stderr" in kept
 
 
 @pytest.mark.parametrize(
