@@ -40,6 +40,8 @@ def expire(
                 here.close_destination(settings.name)
         verb = "would expire" if dry_run else "expired"
         said = f"{counted(len(done.gone), 'copy', 'copies')} {verb}, {format_size(done.freed_bytes)} free"
+        if done.undelivered:
+            said += f"; no copy of the catalog came to {', '.join(done.undelivered)}"
         if done.refused is not None:
             return Failed(name="Refused", message=f"{said}; not without a reason: {done.refused.message}")
         if done.exit_code:

@@ -28,7 +28,7 @@ from nightferry.ops.stream import note_away, note_there
 from nightferry.plan.balance import in_order
 from nightferry.progress import Cancel
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
-from tasks.part import as_own, part
+from tasks.part import as_own, part, require_success
 from tasks.place import at, is_here
 from tasks.runner import threads
 from tasks.stream import deliver_catalog, free_staging, stream_image
@@ -90,14 +90,16 @@ def _deliver(
     with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
         states = _all_destinations(pool, site, back_group, names)
     cancel.check()
+    freed = free_staging(site, back_group, return_state=True)
     for name in names:
-        # When all have ended, so that every copy of the catalog knows all copies of the night; also where copies
-        # are still owed: what was marked by hand since the last night must be known there.
+        # When all have ended and staging is freed, so that every copy of the catalog knows all copies of the night, and
+        # what staging does not have any more; also where copies are still owed: what was marked by hand since the last
+        # night must be known there.
         delivered = deliver_catalog(site, name, return_state=True)
         if not delivered.is_completed():
             PrefectProgress().say(f"no copy of the catalog came to {name}: {delivered.message}", subject=name)
         here.close_destination(name)
-    free_staging(site, back_group)
+    require_success(freed)
     return states
 
 

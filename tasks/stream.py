@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from blocks.site import Site
-from nightferry.ops import room, stream
+from nightferry.ops import delivery, room
 from nightferry.ops.verify import remake_copy
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.retry import COPY_RETRIES, delays, retryable
@@ -54,4 +54,4 @@ def free_staging(site: Site, back_group: str) -> int:
 def deliver_catalog(site: Site, destination: str) -> str:
     """A copy of the catalog to a destination; returns its name there."""
     here = opened(site)
-    return stream.deliver_catalog(here, destination, here.clock.now())
+    return delivery.deliver_catalog(here, destination, here.clock.now())

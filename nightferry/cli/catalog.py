@@ -44,6 +44,7 @@ def rebuild(*, copy: str, to: str) -> int:
     for images, what in (
         (done.added, "found there, and not in the copy of the catalog"),
         (done.lost, "on record there, and lost"),
+        (done.lost_elsewhere, "on record at other destinations, and lost"),
         (done.elsewhere, "on cartridges that are not in the library"),
     ):
         if images:
@@ -56,7 +57,13 @@ def rebuild(*, copy: str, to: str) -> int:
         (done.foreign, "not ours, and left alone"),
     ):
         words += [f"{what}: {path}" for path in paths]
+    words += [f"its copies stay as recorded: {why}" for why in done.unseen]
+    words += [f"owes copies, and was found nowhere: {image}" for image in done.missing]
     words += done.notes
+    if done.missing:
+        words.append(
+            "`nightferry catalog accept` gives up what owes copies and is nowhere; what staging still has stays"
+        )
     words.append("nothing expires by it before `nightferry catalog accept`")
     if loaded.site.site.catalog.rstrip("/") != to.rstrip("/"):
         words.append(f'put catalog = "{to}" into the site file to use it')
@@ -75,7 +82,7 @@ def accept(
     """Says that a rebuilt catalog is right: until then nothing expires. It is kept in the log.
 
     What the rebuild could not take is listed. Folders of ours among it then count as what an interrupted copy left, and
-    go with the next expire.
+    go with the next expire. Images that owe copies and lie nowhere any more are listed, and given up.
 
     Parameters
     ----------
@@ -106,6 +113,11 @@ def accept(
         f"left out, and as good as gone: {path}" for path in (done.rebuild.left_out if done.rebuild else ())
     ]
     verb = "would be" if dry_run else "is"
+    words += [f"lost, and {verb} given up: {image}" for image in done.given_up]
+    words += [
+        f"{verb} given up unless the disk that it was staged on, which cannot be seen from here, still has it: {image}"
+        for image in done.undecided
+    ]
     if done.rebuild is not None:
         words.append(f"the catalog rebuilt from {done.rebuild.copy_from} {verb} accepted")
     if done.renamed_from:

@@ -118,6 +118,11 @@ def shown(done: Expiry) -> list[RenderableType]:
         ]
         parts.append(f"  hint: {FORGET_HINT}")
     parts += [f"{name}: {error.message}\n  hint: {error.hint}" for name, error in done.errors.items()]
+    parts += [
+        f"no copy of the catalog came to {name}, so that a rebuild from there lists what has gone: {error.message}\n"
+        "  hint: nothing to do once it is back: the next night brings one"
+        for name, error in done.undelivered.items()
+    ]
     gone, all_of_them = len(done.gone), counted(len(done.copies), "copy", "copies")
     verb = "would expire" if done.dry_run else "expired"
     parts.append(f"{gone} of {all_of_them} {verb}; {format_size(done.freed_bytes)} free")

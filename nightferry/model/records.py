@@ -611,6 +611,8 @@ class RebuildRecord(Record):
     """The copy of the catalog that it began with."""
     left_out: tuple[str, ...] = ()
     """Folders that could not be taken, as ``DESTINATION/PATH``."""
+    missing: tuple[ImageText, ...] = ()
+    """Images that owed copies and were found nowhere when it was accepted."""
     accepted: bool = False
     who: str
     reason: str = ""

@@ -1,4 +1,8 @@
-"""Taking a rebuilt catalog for what it is: until somebody does, nothing expires by it."""
+"""Taking a rebuilt catalog for what it is: until somebody does, nothing expires by it.
+
+What it says is owed and lies nowhere is given up with that, image by image: at once, or, where the disk that it was
+staged on cannot be seen, by the first night that sees it without the image.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from typing import Any
 
 from nightferry.catalog.query import Catalog
 from nightferry.errors import ConfigError, NotAccepted
-from nightferry.model.records import RebuildRecord, SiteRecord
+from nightferry.model.records import ImageRecord, RebuildRecord, SiteRecord
 from nightferry.ops.opened import OpenSite, operator
+from nightferry.ops.owed import give_up, is_lost, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +22,14 @@ class Accepted:
 
     rebuild: RebuildRecord | None
     renamed_from: str = ""
+    given_up: tuple[str, ...] = ()
+    """Images that owed copies and are lost."""
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Images that owe copies, and are found only if the disk that they were staged on still has them."""
+        missing = self.rebuild.missing if self.rebuild is not None else ()
+        return tuple(image for image in missing if image not in self.given_up)
 
     def as_json(self) -> dict[str, Any]:
         made = self.rebuild
@@ -25,6 +38,8 @@ class Accepted:
             "copy": made.copy_from if made else None,
             "begun_from": made.begun_from or None if made else None,
             "left_out": list(made.left_out) if made else [],
+            "given_up": list(self.given_up),
+            "undecided": list(self.undecided),
             "renamed_from": self.renamed_from or None,
         }
 
@@ -85,12 +100,42 @@ def accept(opened: OpenSite, *, reason: str = "", renamed_from: str = "", dry_ru
         )
     else:
         opened.mark()
-    if dry_run or renamed_from:
-        return Accepted(pending[-1] if pending and not renamed_from else None, renamed_from)
-    update = {"accepted": True, "who": operator(), "reason": reason, "at": opened.clock.now()}
+    if renamed_from or not pending:
+        return Accepted(None, renamed_from)
+    at_stake = _missing_since(opened, pending[-1])
+    update = {
+        "accepted": True,
+        "missing": tuple(image.image for image in at_stake),
+        "who": operator(),
+        "reason": reason,
+        "at": opened.clock.now(),
+    }
+    if dry_run:
+        lost = tuple(image.image for image in at_stake if is_lost(opened, image))
+        return Accepted(pending[-1].model_copy(update={"missing": update["missing"]}), given_up=lost)
     for record in pending:
         opened.catalog.append(record.model_copy(update=update))
-    return Accepted(pending[-1].model_copy(update=update))
+    return Accepted(pending[-1].model_copy(update=update), given_up=tuple(settle_accepted(opened)))
+
+
+def settle_accepted(opened: OpenSite) -> list[str]:
+    """Gives up what was missing when a rebuilt catalog was accepted, and is seen to be lost now; returns its names."""
+    found: list[str] = []
+    for record in opened.catalog.all(RebuildRecord):
+        for name in record.missing if record.accepted else ():
+            image = opened.catalog.latest(ImageRecord, name)
+            if image is not None and is_lost(opened, image):
+                reason = f"lost with the catalog that was rebuilt from {record.copy_from}, and accepted by {record.who}"
+                give_up(opened, image, f"{reason}: {record.reason}".rstrip(": ")[:500])
+                found.append(name)
+    return found
+
+
+def _missing_since(opened: OpenSite, rebuild: RebuildRecord) -> list[ImageRecord]:
+    """What is owed and lies nowhere, of the images that the rebuilt catalog began with."""
+    made = opened.catalog.latest_event(RebuildRecord, rebuild.subject)
+    end = made.sequence if made is not None else 0
+    return [image for image in missing(opened) if opened.catalog.place_in_log(image.image) < end]
 
 
 def _rename(opened: OpenSite, before: str, reason: str, *, dry_run: bool) -> None:

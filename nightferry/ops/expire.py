@@ -35,6 +35,7 @@ from nightferry.model.records import (
     ImageRecord,
 )
 from nightferry.ops.accept import not_accepted
+from nightferry.ops.delivery import deliver_everywhere
 from nightferry.ops.leftovers import forget_expired
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.outlook import (
@@ -71,6 +72,8 @@ class Expiry:
     errors: dict[str, NightferryError] = field(default_factory=dict)
     refused: ConfigError | None = None
     """In a dry run: why the same without it would do nothing."""
+    undelivered: dict[str, NightferryError] = field(default_factory=dict)
+    """Destinations to which no copy of the catalog came that knows what has gone; the next night brings one."""
 
     @property
     def gone(self) -> list[CopyOutlook]:
@@ -140,6 +143,10 @@ class Expiry:
                 {"destination": name, "message": error.message, "hint": error.hint}
                 for name, error in self.errors.items()
             ],
+            "undelivered": [
+                {"destination": name, "message": error.message, "hint": error.hint}
+                for name, error in self.undelivered.items()
+            ],
         }
 
 
@@ -153,6 +160,9 @@ def expire(
     cancel: Cancel,
 ) -> Expiry:
     """Applies the retention everywhere, or at one destination.
+
+    When something has gone, a copy of the catalog that knows it goes to every destination: what a rebuild begins from
+    lists nothing that is not there any more. A destination that is away then is named, and gets it with the next night.
 
     Args:
         opened: The site.
@@ -198,7 +208,7 @@ def expire(
             raise
         finally:
             _conclude(opened, intent, done, note)
-    _close_cut_off(opened)
+    closed = _close_cut_off(opened)
     names = [d.name for d in opened.site.destinations if destination in (None, d.name)]
     for name in names:
         done.cartridges += _make_scratch(opened, name)
@@ -206,6 +216,8 @@ def expire(
     opened.catalog.refresh()
     forget_expired(opened)
     _clear(opened, outlook.leftovers, done, cancel)
+    if closed or done.gone or done.staged or done.cartridges:
+        done.undelivered = deliver_everywhere(opened)
     order = {row.copy.subject: number for number, row in enumerate(outlook.copies)}
     done.copies.sort(key=lambda row: order[row.copy.subject])
     return done
@@ -277,8 +289,10 @@ def _conclude(opened: OpenSite, intent: ExpiryRecord, done: Expiry, note: str) -
     )
 
 
-def _close_cut_off(opened: OpenSite) -> None:
-    """Ends, on record, expiries whose process died: what they had begun is finished by now, or is going on."""
+def _close_cut_off(opened: OpenSite) -> int:
+    """Ends, on record, expiries whose process died: what they had begun is finished by now, or is going on; returns how
+    many."""
+    closed = 0
     for record in opened.catalog.pending(ExpiryRecord):
         copies = [opened.catalog.latest(CopyRecord, subject) for subject in record.copies]
         if any(copy is not None and copy.state == "expiring" for copy in copies):
@@ -287,6 +301,8 @@ def _close_cut_off(opened: OpenSite) -> None:
         staged = tuple(image for image in record.staged if opened.catalog.freed(image))
         note = "cut off; a later one finished what it had begun"
         opened.catalog.append(record.model_copy(update={"copies": went, "staged": staged, "note": note}))
+        closed += 1
+    return closed
 
 
 def _expire_copies(

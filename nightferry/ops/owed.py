@@ -102,6 +102,28 @@ def is_here(opened: OpenSite, image: ImageRecord) -> bool:
     return disk is not None and (disk / FOLDER).is_dir() and opened.saw(back_group)
 
 
+def missing(opened: OpenSite) -> list[ImageRecord]:
+    """Images that owe copies and can be read neither on staging, as far as it can be seen from here, nor anywhere else:
+    the lost ones, and those whose disk is on another node or not mounted. The oldest first."""
+    owing = {each.image.image: each.image for each in owed(opened)}
+    return [
+        image
+        for image in owing.values()
+        if not opened.is_staged(image) and not _readable_copies(opened, image)
+    ]
+
+
+def give_up(opened: OpenSite, image: ImageRecord, reason: str) -> ForgottenRecord:
+    """Records that an image owes nothing more. A lost one is no longer listed."""
+    now = opened.clock.now()
+    was_lost = is_lost(opened, image)
+    record = ForgottenRecord(image=image.image, reason=reason, who=operator(), at=now)
+    opened.catalog.append(record)
+    if was_lost:
+        opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=now, expired=True))
+    return record
+
+
 def note_loss(opened: OpenSite, image: ImageRecord, reason: str) -> None:
     """Records that staging has the image no more, so that every node knows it; making it again ends that."""
     if not opened.catalog.lost_on_staging(image):
@@ -165,16 +187,7 @@ def forget(opened: OpenSite, name: str, reason: str) -> list[ForgottenRecord]:
             hint="`nightferry status` and `nightferry images` name what is",
             subject=name,
         )
-    now, who = opened.clock.now(), operator()
-    found = []
-    for image in owing:
-        was_lost = is_lost(opened, image)
-        record = ForgottenRecord(image=image.image, reason=reason, who=who, at=now)
-        opened.catalog.append(record)
-        if was_lost:
-            opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=now, expired=True))
-        found.append(record)
-    return found
+    return [give_up(opened, image, reason) for image in owing]
 
 
 def adopt(opened: OpenSite, old: str, new: str) -> list[AdoptionRecord]:

@@ -52,8 +52,10 @@ from nightferry.model.records import (
 from nightferry.model.site import Site, is_bucket
 from nightferry.model.text import safe
 from nightferry.ops.beside import Beside, take_in
+from nightferry.ops.elsewhere import settle_elsewhere
 from nightferry.ops.encode import image_of
 from nightferry.ops.opened import OpenSite, operator
+from nightferry.ops.owed import missing
 from nightferry.ops.recover import recovered
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.digest import image_digest
@@ -77,6 +79,12 @@ class Rebuilt:
     """Images with a copy that the copy of the catalog did not know."""
     lost: list[str] = field(default_factory=list)
     """Images whose copy is on record there, and is not there."""
+    lost_elsewhere: list[str] = field(default_factory=list)
+    """Copies on record at other destinations of which nothing lies there, as ``IMAGE at DESTINATION``."""
+    unseen: list[str] = field(default_factory=list)
+    """Other destinations whose copies stay as recorded, and why they were not looked at."""
+    missing: list[str] = field(default_factory=list)
+    """Images that owe copies, and were found neither at a destination nor on staging as far as it can be seen."""
     elsewhere: list[str] = field(default_factory=list)
     """Images whose copy lies on cartridges that are not in the library: it stays as recorded."""
     cartridges: list[str] = field(default_factory=list)
@@ -97,7 +105,7 @@ class Rebuilt:
     @property
     def is_complete(self) -> bool:
         """Whether nothing is lost, and nothing was left out."""
-        return not self.lost and not self.notes and not self.recovered
+        return not (self.lost or self.lost_elsewhere or self.missing or self.notes or self.recovered)
 
 
 def rebuild(
@@ -113,7 +121,10 @@ def rebuild(
 
     The newest copy of the catalog that can be read is the beginning. Copies of images that it does not know
     are added, as ``whole``: `verify` proves them. Copies that it knows there, and that are not there, become
-    ``lost``. Without a copy of the catalog everything comes from the side files of the images' copies.
+    ``lost``, and so do those at other destinations of objects that answer. Without a copy of the catalog everything
+    comes from the side files of the images' copies.
+
+    Images that owe copies by the copy of the catalog, and are nowhere, are named: `accept` gives them up.
 
     Args:
         loaded: The site file; its own catalog is not opened.
@@ -158,6 +169,7 @@ def rebuild(
             cancel.check()
             _add(catalog, destination, one, indexes, done, clock, loaded.site)
         _settle_missing(catalog, destination, found, odd, done)
+        done.lost_elsewhere, done.unseen = settle_elsewhere(opened, catalog, copy, mark)
         done.beside = _take_in_beside(catalog, destination, found, mark, last, done)
         _add_runs(catalog, loaded.site, copy)
         _add_cartridges(catalog, destination, done)
@@ -183,6 +195,8 @@ def rebuild(
                 at=clock.now(),
             )
         )
+        with OpenSite(loaded, clock=clock, catalog=catalog) as rebuilt_site:
+            done.missing = [image.image for image in missing(rebuilt_site)]
         data, _ = catalog.export()
         done.events = Catalog.from_export(data, place, clock=clock).last
         done.images = len(catalog.all(ImageRecord))

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from nightferry.catalog.locks import RunLock
 from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
+from nightferry.ops.accept import settle_accepted
 from nightferry.ops.leftovers import clear_killed, clear_leftovers, forget_expired
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.stage import is_safe
@@ -255,6 +256,10 @@ def begin_run(
     # What was stamped wrongly is the newest on record: the true night that is newer than it begins now.
     must_follow = bool(clock_is_right) and accept_clock(opened, clock_is_right) is not None
     require_plausible_clock(opened, "no night begins", moment)
+    for image in settle_accepted(opened):
+        opened.warn(
+            f"{image} is given up: the catalog was rebuilt and accepted without it, and its disk has it no more"
+        )
     clear_killed(opened, back_group)
     forget_expired(opened)
     if opened.sees(back_group):

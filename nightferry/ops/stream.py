@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 
 from nightferry.destination.base import (
     DATA_NAMES,
@@ -21,13 +20,13 @@ from nightferry.destination.base import (
     Span,
     encoding_of,
 )
-from nightferry.destination.ours import MARKER, catalog_name, render_marker
+from nightferry.destination.ours import MARKER, render_marker
 from nightferry.errors import (
     NeedsRecall,
     NightferryError,
 )
-from nightferry.model.records import AwayRecord, CopyRecord, DeliveryRecord, ImageRecord
-from nightferry.ops.beside import DECIDED, put_beside, render
+from nightferry.model.records import AwayRecord, CopyRecord, ImageRecord
+from nightferry.ops.beside import DECIDED, render
 from nightferry.ops.encode import PacedOutgoing, Passed, decodes_at_once, encoded
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
@@ -323,19 +322,6 @@ class Renamed:
 
     def say(self, text: str, subject: str = "") -> None:
         self._sink.say(text, subject or self._subject)
-
-
-def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
-    """Keeps a copy of the catalog at a destination, against the loss of its disk, and people's decisions beside the
-    copies; returns the copy's name."""
-    require_ours(opened, destination, marking=True)
-    put_beside(opened, destination, when)
-    name = catalog_name(opened.catalog.order, when)
-    before = opened.catalog.latest(DeliveryRecord, destination)
-    data, digest = opened.catalog.export(before.digest if before is not None else "")
-    opened.destination(destination).put_catalog(name, data)
-    opened.catalog.append(DeliveryRecord(destination=destination, name=name, digest=digest, at=when))
-    return name
 
 
 def describe_location(copy: CopyRecord) -> str:

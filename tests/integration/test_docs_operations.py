@@ -158,7 +158,7 @@ def test_b3sum_agrees_with_the_index(site: Path) -> None:
 
 def test_a_catalog_copy_makes_a_catalog_again(site: Path) -> None:
     with OpenSite(load_site(site / "nightferry.toml")) as opened:
-        from nightferry.ops.stream import deliver_catalog
+        from nightferry.ops.delivery import deliver_catalog
 
         deliver_catalog(opened, "objects", opened.clock.now())
         images = [image.image for image in opened.catalog.images()]

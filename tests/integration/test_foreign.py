@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from nightferry.ops import expire
+from nightferry.ops.delivery import deliver_catalog
 from nightferry.ops.opened import OpenSite
-from nightferry.ops.stream import deliver_catalog
 from nightferry.progress import QUIET, Cancel
 from tests.servers.seaweed import Seaweed
 from tests.servers.sshd import Sshd

@@ -19,8 +19,8 @@ from blake3 import blake3
 from nightferry.catalog.query import Catalog
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops import expire
+from nightferry.ops.delivery import deliver_catalog
 from nightferry.ops.room import remove_staged
-from nightferry.ops.stream import deliver_catalog
 from nightferry.ops.verify import verify_copies
 from nightferry.progress import QUIET, Cancel
 from tests.support import night

@@ -15,7 +15,7 @@ from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.virtual import open_virtual
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.ops import catalog_bucket
-from nightferry.ops.stream import deliver_catalog
+from nightferry.ops.delivery import deliver_catalog
 from tests.servers.seaweed import Seaweed
 from tests.support import night, toml
 from tests.support.bucket_catalog import move_catalog

@@ -21,7 +21,7 @@ from nightferry.model.records import (
 )
 from nightferry.ops import hold, verify
 from nightferry.ops.beside import spread
-from nightferry.ops.stream import deliver_catalog
+from nightferry.ops.delivery import deliver_catalog
 from nightferry.progress import QUIET, Cancel
 from tests.integration.test_foreign import KEEP_1, LATER, Place, place, run_expire
 from tests.servers.seaweed import Seaweed

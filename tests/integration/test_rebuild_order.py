@@ -11,7 +11,7 @@ import pytest
 
 from nightferry.catalog.query import Catalog
 from nightferry.model.load import load_site
-from nightferry.ops import stream
+from nightferry.ops import delivery
 from nightferry.ops.rebuild import rebuild
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
@@ -33,7 +33,7 @@ def after_a_wrong_clock(make_site: MakeSite) -> tuple[SmallSite, HandClock, list
             reason = "checked by phone" if number == 3 else ""
             runs.append(night.night(opened, BACK_GROUP, clock_is_right=reason).run)
             for name in ("folder", "tape"):
-                stream.deliver_catalog(opened, name, clock.now())
+                delivery.deliver_catalog(opened, name, clock.now())
             clock.advance(DAY)
     return site, clock, runs
 

@@ -13,8 +13,8 @@ import pytest
 from nightferry.errors import OtherSite
 from nightferry.model.records import CopyRecord, SiteRecord
 from nightferry.ops.check import check
+from nightferry.ops.delivery import deliver_catalog
 from nightferry.ops.run import begin_run
-from nightferry.ops.stream import deliver_catalog
 from tests.integration.test_foreign import KEEP_1, LATER, Place, place, run_expire
 from tests.servers.seaweed import WRITER_KEYS, Seaweed
 from tests.support import night, toml
