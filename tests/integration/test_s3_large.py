@@ -30,6 +30,8 @@ from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
+MOST_MIB = 240
+"""Of 300 MiB in all; the libraries' own pages are about 60 of them."""
 SMALL = {"memory_bytes": 6 * MIB}
 """Memory in which four parts of 5 MiB do not fit."""
 
@@ -225,7 +227,7 @@ def test_parts_larger_than_the_memory_stay_below_300_mib(seaweed: Seaweed, tmp_p
             file.write(block)
     command = [sys.executable, "-c", MEMORY, seaweed.endpoint, seaweed.bucket, seaweed.prefix(), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert json.loads(done.stdout)["mib"] <= 300
+    assert json.loads(done.stdout)["mib"] <= MOST_MIB, done.stdout
 
 
 class WithLargeIndex(PlainImage):
