@@ -29,7 +29,7 @@ from nightferry.catalog.query import Catalog
 from nightferry.catalog.storage import folder_of
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError, DriveTaken, Unavailable
-from nightferry.model.records import DriveLeaseRecord
+from nightferry.model.claim_records import DriveLeaseRecord
 from nightferry.units import format_duration
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from nightferry.catalog.locks import Holder, Say, busy, locked_here, not_locked,
 from nightferry.catalog.storage import Storage, check_name
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
-from nightferry.model.records import LeaseRecord
+from nightferry.model.claim_records import LeaseRecord
 from nightferry.progress import Cancel
 from nightferry.units import format_duration
 

@@ -32,6 +32,8 @@ from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import CatalogError, ConfigError
 from nightferry.model.cartridges import live_by_cartridge, unfinished_on
+from nightferry.model.claim_records import OwnerRecord
+from nightferry.model.record import Record
 from nightferry.model.records import (
     OUTLIVED,
     RECORDS,
@@ -46,8 +48,6 @@ from nightferry.model.records import (
     FreedRecord,
     HoldRecord,
     ImageRecord,
-    OwnerRecord,
-    Record,
     RunRecord,
     SealRecord,
     SelectionRecord,

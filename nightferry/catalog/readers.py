@@ -18,7 +18,7 @@ from nightferry.catalog.lease import LeaseLock
 from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
-from nightferry.model.records import LeaseRecord
+from nightferry.model.claim_records import LeaseRecord
 
 _MOVE = "move"
 _READER = "reader-"

@@ -15,7 +15,9 @@ from pydantic import ValidationError
 
 from nightferry.catalog.schema import Row
 from nightferry.errors import CatalogError
-from nightferry.model.records import RECORDS, OwnerRecord, Record
+from nightferry.model.claim_records import OwnerRecord
+from nightferry.model.record import Record
+from nightferry.model.records import RECORDS
 
 R = TypeVar("R", bound=Record)
 

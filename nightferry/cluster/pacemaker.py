@@ -18,10 +18,10 @@ from nightferry.cluster.crm import Action, Configured, CrmGroup, Failure, Pin, S
 from nightferry.cluster.reader_agent import OCF_AGENTS
 from nightferry.cluster.tools import CrmTools, pin_id
 from nightferry.errors import ClusterError, MoveFailed
+from nightferry.model.claim_records import ConstraintRecord
 from nightferry.model.findings import Finding
 from nightferry.model.names import choose
 from nightferry.model.nodes import NodeSpec
-from nightferry.model.records import ConstraintRecord
 from nightferry.progress import Cancel
 
 LOOK_EVERY_S = 0.25

@@ -11,11 +11,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from nightferry.model.catalog_records import DeliveryRecord, RebuildRecord, SiteRecord
+from nightferry.model.claim_records import ConstraintRecord, DriveLeaseRecord, LeaseRecord, OwnerRecord
 from nightferry.model.fields import (
     BackGroupName,
     BarcodeText,
     Count,
-    Digest,
     ImageText,
     NodeText,
     PoolText,
@@ -24,6 +25,7 @@ from nightferry.model.fields import (
     StoreText,
 )
 from nightferry.model.names import parse_image_name
+from nightferry.model.record import Record
 
 ImageState = Literal["whole", "partial", "suspect"]
 """``suspect``: its files came out well, and it can hardly be what the store should be; whole once approved."""
@@ -37,17 +39,6 @@ CartridgeState = Literal[
     "unknown", "blank", "appendable", "full", "offsite", "expired", "retired", "cleaning", "foreign"
 ]
 """``unknown``: it was carried about, and nobody has looked what is on it."""
-
-
-class Record(BaseModel):
-    """Base of all records. ``kind`` names the catalog's stream it belongs to; ``subject`` its key there."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    kind: ClassVar[str]
-
-    @property
-    def subject(self) -> str:
-        raise NotImplementedError
 
 
 class RunRecord(Record):
@@ -251,21 +242,6 @@ class ApprovalRecord(Record):
         return f"{self.run}/{self.seal_digest[:16]}/{'+'.join(self.stores)}"
 
 
-class OwnerRecord(Record):
-    """Which node owns a BACK group's disk. The highest epoch wins."""
-
-    kind: ClassVar[str] = "owner"
-    back_group: BackGroupName
-    epoch: Count
-    node: NodeText
-    run: str
-    at: AwareDatetime
-
-    @property
-    def subject(self) -> str:
-        return self.back_group
-
-
 class Streamed(BaseModel):
     """How a copy went through its drive. ``seconds``: from its first record to the last acknowledgement, without
     changes of cartridges; ``waits``: how often the drive had nothing to write before the end, ``repositions``: those
@@ -277,32 +253,6 @@ class Streamed(BaseModel):
     waits: Count = 0
     waited_s: float = 0.0
     repositions: Count = 0
-
-
-class ConstraintRecord(Record):
-    """What a move of ours put into the cluster to keep a group where it sent it.
-
-    Recorded before it is put there, and again when it is taken back, so that any node knows it as ours.
-    """
-
-    kind: ClassVar[str] = "constraint"
-    group: SafeName
-    """The resource group."""
-    node: NodeText
-    """Where it pins the group, as the site calls the node."""
-    before: str = ""
-    """Where the constraint of ours that it replaces pinned the group."""
-    state: Literal["placed", "taken back"]
-    run: str
-    at: AwareDatetime
-    without_fencing: bool = False
-    """The cluster had no fencing, and the site file allows a move all the same."""
-    reason: str = ""
-    """Why it was taken back."""
-
-    @property
-    def subject(self) -> str:
-        return self.group
 
 
 class CopyRecord(Record):
@@ -387,47 +337,6 @@ class DriveRecord(Record):
     @property
     def subject(self) -> str:
         return f"{self.destination}/drive {self.drive}"
-
-
-class LeaseRecord(Record):
-    """Who may run a BACK group, reads from its disk or moves it, where no lock of an operating system reaches
-    every node.
-
-    The newest one counts: what is in the log after it was written under it, and by nobody before it.
-    """
-
-    kind: ClassVar[str] = "lease"
-    back_group: BackGroupName
-    what: str = ""
-    """Empty: the run lock; ``move``; ``reader-`` and a word of its own for each reader."""
-    state: Literal["held", "free"]
-    run: str
-    """Which run; for readers and movers what they are called."""
-    window: str
-    node: NodeText
-    pid: Count
-    since: AwareDatetime
-
-    @property
-    def subject(self) -> str:
-        return f"{self.back_group}.{self.what}" if self.what else self.back_group
-
-
-class DriveLeaseRecord(Record):
-    """Which process may use a drive of a tape library, where no lock of an operating system reaches every host."""
-
-    kind: ClassVar[str] = "drive-lease"
-    serial: str
-    state: Literal["held", "free"]
-    holder: str
-    """A random word for the process that has it, or had it last."""
-    node: NodeText
-    pid: Count
-    since: AwareDatetime
-
-    @property
-    def subject(self) -> str:
-        return self.serial
 
 
 class SelectionRecord(Record):
@@ -565,62 +474,6 @@ class ExpiryRecord(Record):
     @property
     def subject(self) -> str:
         return self.expiry
-
-
-class SiteRecord(Record):
-    """Whose catalog this is. The id is drawn once, and goes with the catalog wherever it goes; the name may change."""
-
-    kind: ClassVar[str] = "site"
-    name: str
-    """As the site file says it."""
-    id: str
-    """128 random bits, lower-case hex."""
-    who: str = ""
-    reason: str = ""
-    """Why the name was changed."""
-    at: AwareDatetime
-
-    @property
-    def subject(self) -> str:
-        return "site"
-
-
-class DeliveryRecord(Record):
-    """The newest copy of the catalog at a destination; the next one there names its digest."""
-
-    kind: ClassVar[str] = "delivery"
-    destination: SafeName
-    name: str
-    digest: Digest
-    at: AwareDatetime
-
-    @property
-    def subject(self) -> str:
-        return self.destination
-
-
-class RebuildRecord(Record):
-    """A catalog that was made from media alone, and whether somebody took it for what it is."""
-
-    kind: ClassVar[str] = "rebuild"
-    rebuild: str
-    """Its name: when it was made, UTC."""
-    copy_from: SafeName
-    """The destination that it was made from."""
-    begun_from: str = ""
-    """The copy of the catalog that it began with."""
-    left_out: tuple[str, ...] = ()
-    """Folders that could not be taken, as ``DESTINATION/PATH``."""
-    missing: tuple[ImageText, ...] = ()
-    """Images that owed copies and were found nowhere when it was accepted."""
-    accepted: bool = False
-    who: str
-    reason: str = ""
-    at: AwareDatetime
-
-    @property
-    def subject(self) -> str:
-        return self.rebuild
 
 
 class RecallRecord(Record):

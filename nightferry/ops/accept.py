@@ -11,7 +11,8 @@ from typing import Any
 
 from nightferry.catalog.query import Catalog
 from nightferry.errors import ConfigError, NotAccepted
-from nightferry.model.records import ImageRecord, RebuildRecord, SiteRecord
+from nightferry.model.catalog_records import RebuildRecord, SiteRecord
+from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.owed import give_up, is_lost, missing
 

@@ -16,6 +16,7 @@ from nightferry.catalog.query import Catalog
 from nightferry.destination.base import Marked, SiteMark
 from nightferry.destination.ours import records_name
 from nightferry.errors import NightferryError
+from nightferry.model.record import Record
 from nightferry.model.records import (
     RECORDS,
     THERE,
@@ -23,7 +24,6 @@ from nightferry.model.records import (
     CopyRecord,
     HoldRecord,
     ImageRecord,
-    Record,
     SealRecord,
     SelectionRecord,
 )

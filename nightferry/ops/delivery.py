@@ -7,8 +7,9 @@ from datetime import datetime
 
 from nightferry.destination.ours import catalog_name
 from nightferry.errors import BusyError, ConfigError, DestinationError, NightferryError
+from nightferry.model.catalog_records import DeliveryRecord
 from nightferry.model.destinations import TapeSettings
-from nightferry.model.records import CopyRecord, DeliveryRecord
+from nightferry.model.records import CopyRecord
 from nightferry.ops.beside import put_beside
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite

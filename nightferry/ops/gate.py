@@ -15,14 +15,8 @@ from blake3 import blake3
 
 from nightferry.cluster.disk import BackDisk, OwnerToken
 from nightferry.errors import ClusterError, ConfigError, GateClosed
-from nightferry.model.records import (
-    ApprovalRecord,
-    ImageRecord,
-    OwnerRecord,
-    RunRecord,
-    SealedStore,
-    SealRecord,
-)
+from nightferry.model.claim_records import OwnerRecord
+from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, SealedStore, SealRecord
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.run import due_stores, set_state
 from nightferry.ops.stage import is_safe, require_owner

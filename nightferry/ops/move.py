@@ -11,7 +11,8 @@ from nightferry.cluster.base import ClusterView
 from nightferry.cluster.busy import users_of
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import BusyError, ClusterError, ConfigError, GateClosed, MoveFailed
-from nightferry.model.records import OwnerRecord, RunRecord
+from nightferry.model.claim_records import OwnerRecord
+from nightferry.model.records import RunRecord
 from nightferry.ops.gate import require_open
 from nightferry.ops.hooks import hooked
 from nightferry.ops.leftovers import clear_leftovers

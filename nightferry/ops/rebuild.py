@@ -34,21 +34,11 @@ from nightferry.errors import (
     OtherSite,
     Unavailable,
 )
+from nightferry.model.catalog_records import DeliveryRecord, RebuildRecord, SiteRecord
+from nightferry.model.claim_records import DriveLeaseRecord, LeaseRecord
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import parse_image_name, parse_run
-from nightferry.model.records import (
-    THERE,
-    CartridgeRecord,
-    CopyRecord,
-    CopyState,
-    DeliveryRecord,
-    DriveLeaseRecord,
-    ImageRecord,
-    LeaseRecord,
-    RebuildRecord,
-    RunRecord,
-    SiteRecord,
-)
+from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, CopyState, ImageRecord, RunRecord
 from nightferry.model.site import Site, is_bucket
 from nightferry.model.text import safe
 from nightferry.ops.beside import Beside, take_in

@@ -9,7 +9,8 @@ from nightferry.catalog.drives import DriveLeases
 from nightferry.catalog.query import Catalog
 from nightferry.clock import Clock
 from nightferry.errors import BusyError
-from nightferry.model.records import CartridgeRecord, ConstraintRecord, DriveRecord
+from nightferry.model.claim_records import ConstraintRecord
+from nightferry.model.records import CartridgeRecord, DriveRecord
 
 
 class CatalogRegister:

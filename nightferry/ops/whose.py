@@ -12,7 +12,7 @@ from nightferry.catalog.query import Catalog
 from nightferry.clock import Clock
 from nightferry.destination.base import SiteMark
 from nightferry.errors import BusyError, OtherSite
-from nightferry.model.records import SiteRecord
+from nightferry.model.catalog_records import SiteRecord
 
 
 def known_mark(catalog: Catalog, site: str) -> SiteMark | None:

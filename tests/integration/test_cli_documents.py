@@ -20,7 +20,7 @@ from nightferry.cli.output import Output, dump_json
 from nightferry.cli.session import Session
 from nightferry.destination.base import Leftover
 from nightferry.errors import BusyError
-from nightferry.model.records import RebuildRecord
+from nightferry.model.catalog_records import RebuildRecord
 from nightferry.ops.accept import Accepted
 from nightferry.ops.expire import Expiry
 from nightferry.ops.outlook import LeftoverOutlook, StagedOutlook

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import (
     ApprovalRecord,
     CopyRecord,
     HoldRecord,
     ImageRecord,
-    RebuildRecord,
     SealRecord,
     SelectionRecord,
 )

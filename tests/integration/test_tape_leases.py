@@ -15,7 +15,7 @@ import pytest
 
 from nightferry.catalog import drives
 from nightferry.destination.base import Receipt
-from nightferry.model.records import DriveLeaseRecord
+from nightferry.model.claim_records import DriveLeaseRecord
 from nightferry.ops import libraries
 from nightferry.ops.status import status
 from tests.servers.seaweed import Seaweed

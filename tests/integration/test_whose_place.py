@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from nightferry.errors import OtherSite
-from nightferry.model.records import CopyRecord, SiteRecord
+from nightferry.model.catalog_records import SiteRecord
+from nightferry.model.records import CopyRecord
 from nightferry.ops.check import check
 from nightferry.ops.delivery import deliver_catalog
 from nightferry.ops.run import begin_run

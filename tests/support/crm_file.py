@@ -13,8 +13,8 @@ from pathlib import Path
 from nightferry.cluster.pacemaker import PacemakerCluster
 from nightferry.cluster.reader_agent import install_agent
 from nightferry.cluster.tools import CrmTools
+from nightferry.model.claim_records import ConstraintRecord
 from nightferry.model.nodes import specify
-from nightferry.model.records import ConstraintRecord
 from tests.servers.pacemaker import BACK, MAIL, NODES, configuration
 
 AT = "2026-11-30T20:00:00Z"

@@ -11,7 +11,8 @@ from nightferry.catalog.lease import LEASE_S
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.errors import CatalogError, DriveTaken, Unavailable
-from nightferry.model.records import CartridgeRecord, DriveLeaseRecord
+from nightferry.model.claim_records import DriveLeaseRecord
+from nightferry.model.records import CartridgeRecord
 from nightferry.ops.register import CatalogRegister
 from tests.support.small_site import HandClock
 

@@ -10,7 +10,8 @@ from nightferry.catalog.lease import BEATS, LEASE_S, LeaseLock
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.errors import BusyError, Cancelled, CatalogError
-from nightferry.model.records import FreedRecord, LeaseRecord
+from nightferry.model.claim_records import LeaseRecord
+from nightferry.model.records import FreedRecord
 from nightferry.progress import Cancel
 from tests.support.small_site import HandClock
 

@@ -11,6 +11,7 @@ from nightferry.catalog.folder import FolderStorage
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.errors import BusyError, CatalogError, ConfigError
+from nightferry.model.claim_records import OwnerRecord
 from nightferry.model.records import (
     ApprovalRecord,
     CartridgeRecord,
@@ -21,7 +22,6 @@ from nightferry.model.records import (
     HoldRecord,
     ImageRecord,
     ImageState,
-    OwnerRecord,
     RunRecord,
     RunState,
     SealRecord,
