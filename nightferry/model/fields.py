@@ -36,7 +36,7 @@ from nightferry.model.names import (
     parse_run,
     split_store,
 )
-from nightferry.model.patterns import pattern
+from nightferry.model.patterns import require_pattern
 from nightferry.model.secrets import is_reference
 from nightferry.units import parse_duration, parse_percent, parse_rate, parse_size
 
@@ -187,7 +187,7 @@ def _keep_free(value: str | int) -> str | int:
 
 def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     for line in value:
-        pattern(line)
+        require_pattern(line)
     return value
 
 

@@ -14,8 +14,9 @@ MAX_DEPTH = 32
 """Arrays and inline tables within each other; parts of a dotted key."""
 MAX_WORD = 1000
 """Characters of a number, or of a key without quotes."""
-MAX_VALUES = 50_000
-"""Keys, tables and members of arrays."""
+MAX_VALUES = 30_000
+"""Keys, tables and members of arrays; of a dotted key each part. A store takes six or more: this suffices for some
+thousand stores, and a text within it is read or refused in about a second."""
 
 # Every alternative takes something wherever it begins, to the end of the line or text if need be: one pass is linear.
 _TOKEN = re.compile(
@@ -50,7 +51,8 @@ def _beyond(text: str) -> Iterator[str]:
             values += first in "=,"
             dots = 0
         elif first not in "\"'#":
-            dots += token.count(".")
+            dots += (parts := token.count("."))
+            values += parts
             if len(token.strip()) > MAX_WORD:
                 yield f"line {line}: a number, or a key without quotes, of more than {MAX_WORD:,} characters"
         if depth > MAX_DEPTH or dots >= MAX_DEPTH:

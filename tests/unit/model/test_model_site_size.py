@@ -62,3 +62,54 @@ def test_of_many_errors_the_first_are_told_and_the_rest_counted() -> None:
         parse_site("[[groups]]\n" * 100)
     assert refused.value.message.count("\n") == 21
     assert " more" in refused.value.message
+
+
+def test_a_site_of_two_thousand_stores_is_far_below_the_bounds() -> None:
+    text = """
+        schema = 1
+        [site]
+        name = "TEX"
+        catalog = "/c"
+        [cluster]
+        kind = "local"
+        nodes = ["TEX-ACTV-1", "TEX-PASS-1"]
+        [staging]
+        path = "/b"
+        [[destinations]]
+        name = "d"
+        kind = "fsspec"
+        url = "file:///o"
+    """
+    for number in range(20):
+        text += f"""
+        [[groups]]
+        name = "SG{number}"
+        mail_group = "TEX-MAIL-1"
+        back_group = "TEX-BACK-1"
+        start = "20:05"
+        copies = ["d"]
+        """
+        for store in range(100):
+            text += f"""
+            [[groups.stores]]
+            name = "s{store}"
+            kind = "files"
+            path = "/srv/{number}/{store}"
+            exclude = ["*.tmp", "cache/", "*.bak"]
+            """
+    assert sum(len(group.stores) for group in parse_site(text).groups) == 2_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"k{number} = 1\n" for number in range(49_000)),
+        "".join(f"[[k{number}{'.b' * 28}]]\n" for number in range(12_000)),
+        "x = [" + '"*.t",' * 40_000 + "]",
+    ],
+)
+def test_more_keys_and_values_than_can_be_read_in_a_second_are_refused_before_they_are_read(
+    text: str,
+) -> None:
+    with pytest.raises(ConfigError, match="more than 30,000 keys and values"):
+        parse_site(text)
