@@ -143,6 +143,24 @@ def test_a_changed_member_is_found(case: tuple[Trailer, dict[str, bytes]], data:
         read_trailer(first, lambda: rest.pop(0), "here")
 
 
+@given(trailers())
+def test_a_member_of_eight_gigabytes_of_holes_is_not_read(case: tuple[Trailer, dict[str, bytes]]) -> None:
+    """A sparse file as GNU tar has it: the header says how long the file is, and where its few bytes belong."""
+    trailer, _ = case
+    whole = bytearray(render_trailer(trailer, {"index": b"x" * 512}))
+    at = whole.rindex(b"index\0")
+    whole[at + 156 : at + 157] = b"S"
+    whole[at + 345 : at + 500] = bytes(155)
+    whole[at + 257 : at + 265] = b"ustar  \0"
+    whole[at + 386 : at + 410] = b"%011o\0%011o\0" % (0, 512)
+    whole[at + 483 : at + 495] = b"%011o\0" % ((1 << 33) - 1)
+    whole[at + 148 : at + 156] = b" " * 8
+    whole[at + 148 : at + 156] = b"%06o\0 " % sum(whole[at : at + 512])
+    first, rest = _reading(bytes(whole))
+    with pytest.raises(MediumDamaged, match="'index' is not a plain file"):
+        read_trailer(first, lambda: rest.pop(0), "here")
+
+
 @given(st.lists(st.integers(1, (16 << 20) - 1), max_size=30), st.data())
 def test_record_sizes_are_read_back(sizes: list[int], data: st.DataObject) -> None:
     runs = Runs([])
