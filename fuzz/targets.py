@@ -167,7 +167,9 @@ def _change_parquet(data: bytes, random: Random) -> bytes:
 
 def _read_index(data: bytes) -> None:
     from nightferry.image.index import Index
+    from nightferry.image.proof import prove_index
 
+    prove_index(data)
     index = Index(data)
     rows = list(index)
     for path in {b"", b"a", b"d/0003", *(row.path for row in rows[:3])}:
@@ -230,7 +232,9 @@ def _read_copy(data: bytes) -> None:
     from nightferry.catalog.memory import MemoryStorage
     from nightferry.catalog.query import Catalog
     from nightferry.catalog.schema import decode_copy
+    from nightferry.image.proof import prove_events
 
+    prove_events(data)
     decode_copy(data, "c")
     Catalog.from_export(data, MemoryStorage())
 

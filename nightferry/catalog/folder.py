@@ -11,7 +11,8 @@ from pathlib import Path
 
 from nightferry.errors import CatalogError
 from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, replace_file, sync_folder
-from nightferry.transfer.regular import read_regular
+from nightferry.transfer.regular import open_regular, read_regular
+from nightferry.transfer.spool import HELD_BYTES, Content, Spooled, pieces_of, whole
 
 FOLDER_MODE = 0o700
 _MOST_BYTES = 16 << 30
@@ -102,11 +103,20 @@ class FolderStorage:
                 ) from error
         return True
 
-    def replace(self, path: str, data: bytes) -> None:
+    def open(self, path: str) -> Content | None:
+        with catalog_errors("read", self.path / path):
+            try:
+                fd = open_regular(self.path / path, follow=True)
+            except FileNotFoundError:
+                return None
+            file = Spooled(fd, os.fstat(fd).st_size)
+            return whole(file) if len(file) <= HELD_BYTES else file
+
+    def replace(self, path: str, data: Content) -> None:
         target = self.path / path
         with catalog_errors("write", target):
             make_folder(target.parent)
-            replace_file(target, data)
+            replace_file(target, pieces_of(data))
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
         place = self.path / folder

@@ -4,9 +4,13 @@ cartridge, and the samples of its transfer."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from nightferry.catalog.storage import Storage, check_name
 from nightferry.errors import CatalogError
+from nightferry.transfer.spool import Content
+
+T = TypeVar("T", bound=Content)
 
 _FOLDER = "indexes"
 _ENDINGS = ("parquet", "chunks", "jsonl")
@@ -18,7 +22,7 @@ class IndexFiles:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    def keep(self, image: str, index: bytes, chunks: bytes) -> None:
+    def keep(self, image: str, index: Content, chunks: Content) -> None:
         """Keeps both, durable on return; the index comes last, so where it is the chunk table is too.
 
         Raises:
@@ -43,13 +47,14 @@ class IndexFiles:
         """
         return (self._storage.read(_path(image, "jsonl")) or b"").decode()
 
-    def index(self, image: str) -> bytes:
+    def index(self, image: str) -> Content:
         """The image's index.
 
         Raises:
             CatalogError: it is not here, or cannot be read.
         """
-        return self._present(image, "parquet", "index")
+        found = self._storage.open(_path(image, "parquet"))
+        return self._present(image, "index", found)
 
     def chunks(self, image: str) -> bytes:
         """The image's chunk table.
@@ -57,7 +62,7 @@ class IndexFiles:
         Raises:
             CatalogError: it is not here, or cannot be read.
         """
-        return self._present(image, "chunks", "chunk table")
+        return self._present(image, "chunk table", self._storage.read(_path(image, "chunks")))
 
     def drop(self, images: Iterable[str]) -> None:
         """Removes all that is kept of images.
@@ -68,8 +73,7 @@ class IndexFiles:
         wanted = {f"{image}.{ending}" for image in images for ending in _ENDINGS}
         self._storage.remove(_FOLDER, sorted(wanted.intersection(self._storage.names(_FOLDER))))
 
-    def _present(self, image: str, ending: str, what: str) -> bytes:
-        found = self._storage.read(_path(image, ending))
+    def _present(self, image: str, what: str, found: T | None) -> T:
         if found is None:
             raise CatalogError(
                 f"the catalog has no {what} of image {image}",

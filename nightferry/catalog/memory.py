@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from nightferry.catalog.storage import folder_of
+from nightferry.transfer.spool import Content, whole
 
 
 class MemoryStorage:
@@ -41,9 +42,12 @@ class MemoryStorage:
             self._files[path] = data
             return True
 
-    def replace(self, path: str, data: bytes) -> None:
+    def open(self, path: str) -> Content | None:
+        return self.read(path)
+
+    def replace(self, path: str, data: Content) -> None:
         with self._lock:
-            self._files[path] = data
+            self._files[path] = whole(data)
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
         with self._lock:

@@ -53,6 +53,7 @@ from nightferry.model.records import (
     SelectionRecord,
     StagingLossRecord,
 )
+from nightferry.transfer.spool import Content
 
 R = TypeVar("R", bound=Record)
 
@@ -464,7 +465,7 @@ class Catalog:
 
     # --- indexes
 
-    def keep_index(self, image: str, index: bytes, chunks: bytes) -> None:
+    def keep_index(self, image: str, index: Content, chunks: Content) -> None:
         """Keeps an image's index and chunk table; durable on return.
 
         Raises:
@@ -476,7 +477,7 @@ class Catalog:
                 self._permit()
         self._indexes.keep(image, index, chunks)
 
-    def index(self, image: str) -> bytes:
+    def index(self, image: str) -> Content:
         """The image's index.
 
         Raises:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from nightferry.errors import CatalogError
 from nightferry.image.parquet import DAMAGED, open_parquet, read_columns
 from nightferry.model.records import Event
+from nightferry.transfer.spool import Content, part_of, pieces_of
 
 FORMAT = "1"
 """Version of the segments' layout, kept in their metadata as ``nightferry.catalog``."""
@@ -31,6 +32,7 @@ _DIGEST_KEY, _BEFORE_KEY = b"nightferry.digest", b"nightferry.before"
 _NO_DIGEST = b"0" * 64
 # As the footer has it, by Thrift's compact protocol: the key, then a field header, a length of 64, and the value.
 _PLACE_OF_DIGEST = re.compile(re.escape(_DIGEST_KEY) + rb"\x18\x40([0-9a-f]{64})")
+_PLACE_BYTES = len(_DIGEST_KEY) + 2 + len(_NO_DIGEST)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SCHEMA = pa.schema(
@@ -189,21 +191,20 @@ def encode_copy(rows: Sequence[Row], before: str) -> tuple[bytes, str]:
     return data[: place.start(1)] + digest.encode() + data[place.end(1) :], digest
 
 
-def decode_copy(data: bytes, name: str) -> ProvedRows:
+def decode_copy(data: Content, name: str) -> ProvedRows:
     """The rows of a copy of the catalog, each a whole event of a record that this release can read.
 
-    What carries a digest is proved by it before anything of it is decoded.
+    What carries a digest is proved by it before anything of it is decoded. What others may have written is read in a
+    process apart before: see ``image.guard``.
 
     Raises:
         CatalogError: it is not one, damaged, or of a newer release.
     """
-    places = list(_PLACE_OF_DIGEST.finditer(data))
+    places = _places_of_digest(data)
     digest = ""
     if places:
-        place = places[0]
-        digest = place[1].decode()
-        plain = data[: place.start(1)] + _NO_DIGEST + data[place.end(1) :]
-        if len(places) > 1 or blake3(plain).hexdigest() != digest:
+        digest = part_of(data, places[0], len(_NO_DIGEST)).decode()
+        if len(places) > 1 or _digest_without(data, places[0]) != digest:
             raise CatalogError(f"{name} is damaged: its digest differs", subject=name)
     rows, said = _decode(data, name, COPY_FORMAT if digest else FORMAT)
     if not digest and _DIGEST_KEY in said:
@@ -211,6 +212,31 @@ def decode_copy(data: bytes, name: str) -> ProvedRows:
     if rows and rows[0].sequence != 1:
         raise CatalogError(f"{name} begins at event {rows[0].sequence}, not at the first", subject=name)
     return ProvedRows(rows, digest, said.get(_BEFORE_KEY, b"").decode(errors="replace"))
+
+
+def _places_of_digest(data: Content) -> list[int]:
+    """Where in a file the digest's value stands: once, if the file is sound."""
+    found: list[int] = []
+    before, offset = b"", 0
+    for piece in pieces_of(data):
+        text = before + piece
+        found += [offset - len(before) + place.start(1) for place in _PLACE_OF_DIGEST.finditer(text)]
+        offset += len(piece)
+        before = text[-(_PLACE_BYTES - 1) :]
+    return found
+
+
+def _digest_without(data: Content, place: int) -> str:
+    """BLAKE3 of a file with zeros in the digest's place."""
+    hasher, offset = blake3(), 0
+    for piece in pieces_of(data):
+        begin, end = place - offset, place + len(_NO_DIGEST) - offset
+        if begin < len(piece) and end > 0:
+            zeros = _NO_DIGEST[max(-begin, 0) : len(piece) - begin]
+            piece = piece[: max(begin, 0)] + zeros + piece[max(end, 0) :]
+        hasher.update(piece)
+        offset += len(piece)
+    return hasher.hexdigest()
 
 
 def encode_segment(rows: Sequence[Row]) -> bytes:
@@ -236,7 +262,7 @@ def decode_segment(data: bytes, name: str) -> list[Row]:
     return _decode(data, f"segment {name}", FORMAT)[0]
 
 
-def _decode(data: bytes, name: str, wanted: str) -> tuple[list[Row], dict[bytes, bytes]]:
+def _decode(data: Content, name: str, wanted: str) -> tuple[list[Row], dict[bytes, bytes]]:
     """The rows of a file of a format, and what its metadata say."""
     try:
         file = open_parquet(data)

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from nightferry.errors import CatalogError
+from nightferry.transfer.spool import Content
 
 
 class Storage(Protocol):
@@ -43,7 +44,11 @@ class Storage(Protocol):
     def create(self, path: str, data: bytes) -> bool:
         """Claims a path with ``data`` in it; False: somebody else has it, and nothing was changed."""
 
-    def replace(self, path: str, data: bytes) -> None:
+    def open(self, path: str) -> Content | None:
+        """A file that memory may have no room for; None when it is not there. It stays as it is, whatever is put in
+        its place meanwhile."""
+
+    def replace(self, path: str, data: Content) -> None:
         """Puts ``data`` in the place of whatever is there."""
 
     def remove(self, folder: str, names: Sequence[str]) -> None:

@@ -17,9 +17,13 @@ from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord, DriveRecord, Streamed
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
+from nightferry.transfer.spool import Content
 
 SIDE_FILES = ("index", "chunks", "meta.json")
 """What stands beside an image's data at every destination, so that each copy describes itself."""
+
+MAXIMUM = 1 << 63
+"""No limit but the format's."""
 
 Encoding = Literal["", "zstd"]
 """What was done to an image's bytes on their way out: nothing, or docs/image-format.md, "Encoded copies"."""
@@ -164,6 +168,8 @@ class Found:
     """Whose it is, where that is said."""
     records: bytes = b""
     """What people decided about it, where that stands with it."""
+    note: str = ""
+    """What beside it cannot be read; empty when all can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +273,25 @@ class Destination(Protocol):
             Unavailable: the destination does not answer.
         """
 
-    def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
-        """One of ``SIDE_FILES`` of a copy."""
+    def side_file(
+        self,
+        location: Mapping[str, Any],
+        name: str,
+        *,
+        most_bytes: int = MAXIMUM,
+        cancel: Cancel | None = None,
+    ) -> Content:
+        """One of ``SIDE_FILES`` of a copy. One that is too large for memory is in a temporary file.
+
+        Args:
+            location: The copy's.
+            name: Which.
+            most_bytes: How long it can be; the format's limit at most.
+            cancel: Seen while it is read.
+
+        Raises:
+            MediumDamaged: it is not there, cannot be read, or is longer.
+        """
 
     def remove(self, location: Mapping[str, Any]) -> None:
         """Gives the room of a copy that was found damaged back (a tape copy's room comes back when its whole
@@ -320,7 +343,7 @@ class Destination(Protocol):
         """Names of the copies of the catalog that are here, those with the latest name first, found from the
         medium alone."""
 
-    def get_catalog(self, name: str) -> bytes:
+    def get_catalog(self, name: str, *, cancel: Cancel | None = None) -> Content:
         """One of ``catalog_copies``.
 
         Raises:

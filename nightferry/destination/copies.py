@@ -23,7 +23,9 @@ CATALOGS_KEPT = 3
 MOST_BYTES = {"index": 8 * GIB, "chunks": 512 * MIB, META: MIB, COPY: 64 * KIB}
 """What side files may have at most: a longer one is damage, and never read."""
 MOST_CATALOG_BYTES = 4 * GIB
-"""The same for a copy of the catalog, and for records beside the copies."""
+"""The same for a copy of the catalog."""
+MOST_RECORDS_BYTES = 32 * MIB
+"""The same for records beside the copies, which take about eight times as much in memory."""
 _MOST_EPOCH = 1 << 31
 _KEYS = {"image", "epoch", "size_bytes", "digest"}
 _MORE_KEYS = {"encoding", CRC}

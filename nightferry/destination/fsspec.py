@@ -10,6 +10,7 @@ from typing import Any
 
 from nightferry.destination.base import (
     DATA_NAMES,
+    MAXIMUM,
     SIDE_FILES,
     Found,
     Leftover,
@@ -27,6 +28,7 @@ from nightferry.destination.copies import (
     META,
     MOST_BYTES,
     MOST_CATALOG_BYTES,
+    MOST_RECORDS_BYTES,
     Lanes,
     ObjectLane,
     about,
@@ -63,6 +65,7 @@ from nightferry.destination.ours import (
     parse_origin,
     render_origin,
     require_free,
+    require_said,
     site_of,
 )
 from nightferry.destination.spec import SpecObjects
@@ -80,6 +83,7 @@ from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.durable import draft_name
+from nightferry.transfer.spool import Content, spooled
 
 _STREAM_BYTES = 4 << 20
 _MADE_FIRST = "images"
@@ -252,6 +256,15 @@ class FsspecDestination:
 
         return read
 
+    def _first_side_file(self, image: str) -> bytes | None:
+        """``origin.json``; None where there is none.
+
+        Raises:
+            MediumDamaged: it cannot be read, or is too long.
+        """
+        path = f"images/{image}/{ORIGIN}"
+        return None if self._objects.size(path) is None else self._read(path, MARKER_BYTES)
+
     def _origin(self, image: str) -> Origin | None:
         return parse_origin(image, self._read_in(image)(ORIGIN))
 
@@ -302,10 +315,17 @@ class FsspecDestination:
         with self._objects.opened(path) as read_at:
             yield ObjectReader(read_at, path, size)
 
-    def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
+    def side_file(
+        self,
+        location: Mapping[str, Any],
+        name: str,
+        *,
+        most_bytes: int = MAXIMUM,
+        cancel: Cancel | None = None,
+    ) -> Content:
         path = side_path(location, name)
         self._require()
-        return self._read(path, MOST_BYTES[name])
+        return self._spooled(path, min(most_bytes, MOST_BYTES[name]), cancel)
 
     def remove(self, location: Mapping[str, Any]) -> None:
         self._require()
@@ -375,9 +395,15 @@ class FsspecDestination:
         said = self._copy_of(image)
         read = self._read_in(image)
         if said is not None:
-            origin = parse_origin(image, read(ORIGIN))
+            origin, note = None, ""
+            try:
+                text = self._first_side_file(image)
+                origin = parse_origin(image, text)
+                require_said(image, text)
+            except MediumDamaged as error:
+                note = error.message
             meta = self._read(f"{folder}/{META}", MOST_BYTES[META])
-            return Found(image, said["epoch"], location_of(said), meta, site_of(origin))
+            return Found(image, said["epoch"], location_of(said), meta, site_of(origin), note=note)
         if not is_image(image):
             return Odd(folder, "its name is not an image's")
         sizes = {
@@ -410,7 +436,7 @@ class FsspecDestination:
         self._require()
         for name in filter(is_records, self._objects.names("records")):
             try:
-                yield self._read(f"records/{name}", MOST_CATALOG_BYTES)
+                yield self._read(f"records/{name}", MOST_RECORDS_BYTES)
             except MediumDamaged as error:
                 yield error
 
@@ -429,9 +455,15 @@ class FsspecDestination:
         self._require()
         return sorted(filter(is_catalog, self._objects.names("catalog")), key=age_of, reverse=True)
 
-    def get_catalog(self, name: str) -> bytes:
+    def get_catalog(self, name: str, *, cancel: Cancel | None = None) -> Content:
         self._require()
-        return self._read(f"catalog/{safe_name(name)}", MOST_CATALOG_BYTES)
+        return self._spooled(f"catalog/{safe_name(name)}", MOST_CATALOG_BYTES, cancel)
+
+    def _spooled(self, path: str, most_bytes: int, cancel: Cancel | None) -> Content:
+        """As ``_read``, of an object that memory may have no room for."""
+        size = require_length(self._name, path, self._objects.size(path), most_bytes)
+        with self._objects.opened(path) as read_at:
+            return spooled(ObjectReader(read_at, path, size).stream(0, size), cancel)
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         """All of an object.

@@ -17,7 +17,7 @@ from datetime import datetime
 
 from nightferry.destination.base import DATA_NAMES, SIDE_FILES, SiteMark
 from nightferry.destination.copies import COPY, META
-from nightferry.errors import ConfigError, NotOurs
+from nightferry.errors import ConfigError, MediumDamaged, NotOurs
 from nightferry.model.names import parse_image_name
 
 ORIGIN = "origin.json"
@@ -63,6 +63,14 @@ def parse_origin(image: str, text: bytes | None) -> Origin | None:
         return None
     sound = found.image == image and all(isinstance(word, str) for word in (found.site, found.id, found.run))
     return found if sound and isinstance(found.epoch, int) else None
+
+
+def require_said(image: str, text: bytes | None) -> None:
+    """Raises:
+    MediumDamaged: there is a first side file, and it does not say whose the copy is.
+    """
+    if text is not None and parse_origin(image, text) is None:
+        raise MediumDamaged(f"its {ORIGIN} does not say whose it is", subject=image)
 
 
 def site_of(origin: Origin | None) -> SiteMark | None:

@@ -6,22 +6,30 @@ The first path of each row group makes one path or one directory a matter of rea
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Final, Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nightferry.errors import IntegrityError
 from nightferry.image.parquet import DAMAGED, first_value, open_parquet, read_columns
 from nightferry.image.tar import MemberType, Segments
+from nightferry.transfer.spool import Content
 
 ROWS_PER_GROUP: Final = 8192
 MAX_ROWS_PER_GROUP: Final = 65_536
 MAX_GROUP_BYTES: Final = 1 << 30
 MAX_PATH_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 4096
+MAX_TEXT_BYTES: Final = 1 << 20
+"""A path, a link's target, an owner's name, a note."""
+MAX_SEGMENTS: Final = 65_536
+_SLICE_BYTES: Final = 4 << 20
+"""Columns of at most so much become rows at once: as Python's objects they take about eight times as much."""
+_TAKEN_ROWS: Final = 1024
 
 EntryType = Literal[MemberType, "socket"]
 Outcome = Literal["whole", "vanished", "changed", "unreadable"]
@@ -120,16 +128,16 @@ FIELDS: Final = tuple(field.name for field in fields(IndexRow))
 
 
 class Index:
-    """A reader of one index.
+    """A reader of one index; one row group is in memory at a time.
 
     Args:
-        data: The Parquet file's bytes.
+        data: The Parquet file.
 
     Raises:
         IntegrityError: not an index, or one beyond the format's limits.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Content) -> None:
         self.data = data
         try:
             self._file = open_parquet(data)
@@ -153,9 +161,30 @@ class Index:
         return int(self._file.metadata.num_rows)
 
     def __iter__(self) -> Iterator[IndexRow]:
-        """Every row, by path; one row group is in memory at a time."""
+        """Every row, by path."""
         for number in range(self._file.num_row_groups):
             yield from _rows(self._group(number)[0], 0)
+
+    def tables(self, names: Sequence[str] = COLUMNS) -> Iterator[pa.Table]:
+        """Columns of one row group after the other, for work on many rows at once."""
+        for number in range(self._file.num_row_groups):
+            yield self._read(number, list(names))
+
+    def groups(self) -> Iterator[tuple[pa.Table, list[bytes]]]:
+        """The row groups, one after the other, each with its paths.
+
+        Raises:
+            IntegrityError: one is damaged, not sorted, or holds longer values than any image has.
+        """
+        for number in range(self._file.num_row_groups):
+            table, paths = self._group(number)
+            if self._first_path(number) != paths[0]:
+                raise IntegrityError(f"row group {number} of the index does not begin with its first path")
+            yield table, paths
+
+    @property
+    def row_groups(self) -> int:
+        return int(self._file.num_row_groups)
 
     def lookup(self, path: bytes) -> IndexRow | None:
         """The row of one path; None when the image does not know it."""
@@ -189,12 +218,9 @@ class Index:
         for number in range(self._file.num_row_groups):
             paths = _paths(self._read(number, ["path"]))
             places = [place for place, path in enumerate(paths) if wanted(path)]
-            if places:
-                yield from rows_of(self._group(number)[0].take(places))
-
-    def columns(self, names: list[str]) -> pa.Table:
-        """Whole columns, for work on all rows at once."""
-        return self._read(None, names)
+            del paths
+            for at in range(0, len(places), _TAKEN_ROWS):
+                yield from _rows(self._group(number)[0].take(places[at : at + _TAKEN_ROWS]), 0)
 
     def _from(self, path: bytes) -> Iterator[IndexRow]:
         """Rows from the first one not before ``path``."""
@@ -224,13 +250,14 @@ class Index:
         if self._cached is None or self._cached[0] != number:
             table = self._read(number, list(COLUMNS))
             paths = _paths(table)
+            _require_short(table)
             if any(a >= b for a, b in pairwise(paths)):
                 raise IntegrityError(f"row group {number} of the index is not sorted")
             self._cached = (number, table, paths)
         return self._cached[1], self._cached[2]
 
-    def _read(self, group: int | None, columns: list[str]) -> pa.Table:
-        """Columns of one row group, or of all; one that an older index lacks is null."""
+    def _read(self, group: int, columns: list[str]) -> pa.Table:
+        """Columns of one row group; one that an older index lacks is null."""
         there = [name for name in columns if name not in self._lacks]
         try:
             table = read_columns(self._file, there, group)
@@ -254,6 +281,30 @@ class Index:
             raise IntegrityError("not an index: its first column is not path")
 
 
+def _require_short(table: pa.Table) -> None:
+    """Raises:
+    IntegrityError: a path, another text or a sparse map is longer than any of an image.
+    """
+    paths = table.column("path")
+    if not (pc.min(pc.binary_length(paths)).as_py() or 0):
+        raise IntegrityError("the index has a path of 0 bytes")
+    if pc.max(pc.count_substring(paths, b"/")).as_py() > MAX_DEPTH:
+        raise IntegrityError(f"the index has a path more than {MAX_DEPTH} deep, beyond the format's limits")
+    for field in SCHEMA:
+        column = table.column(field.name)
+        most, unit = MAX_TEXT_BYTES, "bytes"
+        if field.name == "sparse":
+            longest, most, unit = pc.max(pc.list_value_length(column)), 2 * MAX_SEGMENTS, "numbers"
+        elif pa.types.is_binary(field.type) or pa.types.is_string(field.type):
+            longest = pc.max(pc.binary_length(column))
+        else:
+            continue
+        if (longest.as_py() or 0) > most:
+            raise IntegrityError(
+                f"the index has a {field.name} of {longest.as_py()} {unit}, beyond the format's limits"
+            )
+
+
 def _paths(table: pa.Table) -> list[bytes]:
     column = table.column("path")
     if column.null_count:
@@ -275,7 +326,11 @@ def _rows(table: pa.Table, start: int) -> Iterator[IndexRow]:
     """Rows from ``start`` on, made in growing slices: most callers want one or a few."""
     step = 1
     while start < table.num_rows:
-        yield from rows_of(table.slice(start, step))
+        some = table.slice(start, step)
+        if step > 1 and some.nbytes > _SLICE_BYTES:
+            step //= 2
+            continue
+        yield from rows_of(some)
         start += step
         step = min(step * 8, ROWS_PER_GROUP)
 
@@ -298,9 +353,6 @@ def rows_of(table: pa.Table) -> list[IndexRow]:
         unknown = sorted(set(columns[name]) - known)
         if unknown:
             raise IntegrityError(f"the index has rows of {name} {unknown[0][:40]!r}, which no row has")
-    for path in columns["path"]:
-        if not path or len(path) > MAX_PATH_BYTES or path.count(b"/") > MAX_DEPTH:
-            raise IntegrityError(f"the index has a path of {len(path)} bytes, beyond the format's limits")
     columns["sparse"] = [_segments(flat) for flat in columns["sparse"]]
     for time, seconds in (("mtime_ns", "mtime_s"), ("ctime_ns", "ctime_s")):
         if table.column(seconds).null_count < table.num_rows:

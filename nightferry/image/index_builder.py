@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -12,10 +13,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nightferry.errors import DestinationError, IntegrityError, StagingFull
-from nightferry.image.index import FIELDS, NS, ROWS_PER_GROUP, SCHEMA, IndexRow
+from nightferry.image.index import FIELDS, MAX_ROWS_PER_GROUP, NS, ROWS_PER_GROUP, SCHEMA, IndexRow
 from nightferry.transfer.files import NO_SPACE
 
 SPILL_ROWS: Final = 65_536
+MAX_ROW_GROUPS: Final = 4096
+"""An index of more rows has larger row groups: the footer, which every reader holds, stays below 8 MiB."""
+_GROUP_BYTES: Final = 32 << 20
+"""What the columns of a row group take at most, unless a single row takes more."""
 SPILL_BYTES: Final = 64 << 20
 _DICTIONARY: Final = [
     "type",
@@ -148,11 +153,23 @@ class IndexBuilder:
             write_statistics=["path"],
             store_schema=False,
         ) as writer:
-            for start in range(0, len(order), ROWS_PER_GROUP):
-                group = _take(batches, starts, order.slice(start, ROWS_PER_GROUP))
-                previous = _check_unique(group.column(0), previous)
-                writer.write_batch(group, row_group_size=ROWS_PER_GROUP)
+            rows = min(max(ROWS_PER_GROUP, -(-len(order) // MAX_ROW_GROUPS)), MAX_ROWS_PER_GROUP)
+            for start in range(0, len(order), rows):
+                taken = _take(batches, starts, order.slice(start, rows))
+                previous = _check_unique(taken.column(0), previous)
+                for group in _small_enough(taken):
+                    writer.write_batch(group, row_group_size=rows)
         return buffer.getvalue()
+
+
+def _small_enough(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch, halved until each part is of at most ``_GROUP_BYTES`` or one row."""
+    if batch.num_rows <= 1 or batch.nbytes <= _GROUP_BYTES:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _small_enough(batch.slice(0, half))
+    yield from _small_enough(batch.slice(half))
 
 
 def _times(times_ns: list[int]) -> tuple[list[int], list[int | None]]:

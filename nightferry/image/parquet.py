@@ -1,4 +1,4 @@
-"""Parquet files in memory, read by the calling thread alone.
+"""Parquet files, read by the calling thread alone.
 
 pyarrow would decode columns in threads of its own. Such a thread gives back what it read after the reader was
 answered; when the interpreter is at its end by then, Python ends the thread in the middle of a C++ destructor, and
@@ -16,22 +16,36 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nightferry.transfer.spool import Content, part_of
+
+MAX_FOOTER_BYTES: Final = 16 << 20
+"""A footer takes about twenty times its length in memory."""
+
 DAMAGED: Final = (pa.ArrowException, OSError, ValueError, OverflowError)
 """What reading a damaged file raises, text that is not UTF-8 included."""
 
 
-def open_parquet(data: bytes) -> pq.ParquetFile:
-    """The file whose bytes these are; its footer is parsed, nothing else is read.
+def open_parquet(data: Content) -> pq.ParquetFile:
+    """The file that these are the bytes of, which must stay there; its footer is parsed, nothing else is read.
 
     Raises:
         DAMAGED: not a Parquet file.
     """
     return pq.ParquetFile(
-        pa.BufferReader(data),
+        pa.BufferReader(data) if isinstance(data, bytes) else pa.OSFile(data.path),
         pre_buffer=False,
         thrift_string_size_limit=1 << 30,
         thrift_container_size_limit=1 << 24,
     )
+
+
+def footer_bytes(data: Content) -> int:
+    """How long the file says that its footer is; 0 when it is no Parquet file.
+
+    Source: https://parquet.apache.org/docs/file-format: length in four bytes little-endian, then ``PAR1``.
+    """
+    end = part_of(data, max(len(data) - 8, 0), 8)
+    return int.from_bytes(end[:4], "little") if len(end) == 8 and end[4:] == b"PAR1" else 0
 
 
 def read_columns(file: pq.ParquetFile, columns: Sequence[str], group: int | None = None) -> pa.Table:

@@ -20,6 +20,8 @@ from nightferry.image.format import (
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.tar import Decoded, Member, check_segments, decode_header
 from nightferry.transfer.base import CHUNK_BYTES, ByteReader
+from nightferry.transfer.digest import digest_of
+from nightferry.transfer.spool import Content, spooled
 
 
 class ImageReader:
@@ -35,7 +37,7 @@ class ImageReader:
     """
 
     def __init__(
-        self, reader: ByteReader, chunks: bytes | None = None, *, index: bytes | Index | None = None
+        self, reader: ByteReader, chunks: bytes | None = None, *, index: Content | Index | None = None
     ) -> None:
         self.reader: ByteReader = reader if chunks is None else CheckedReader(reader, chunks)
         self._given_index = index
@@ -78,8 +80,8 @@ class ImageReader:
             return self._given_index
         if self._given_index is not None:
             return Index(self._given_index)
-        data = self.reader.read(self.end.index_offset, self.end.index_bytes)
-        if blake3(data).hexdigest() != self.end.index_digest:
+        data = spooled(self.reader.stream(self.end.index_offset, self.end.index_bytes))
+        if digest_of(data) != self.end.index_digest:
             raise IntegrityError("the image's index is damaged: its digest differs")
         return Index(data)
 

@@ -17,9 +17,12 @@ from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.s3.bucket import Bucket, proof
 from nightferry.destination.s3.client import connect
 from nightferry.destination.s3.destination import backoff_of
+from nightferry.destination.s3.parts import Memory
 from nightferry.destination.s3.probe import claims_once
+from nightferry.destination.s3.reader import READ_AHEAD_BYTES, ObjectReader
 from nightferry.errors import CatalogError, DestinationError
 from nightferry.model.destinations import S3Settings
+from nightferry.transfer.spool import HELD_BYTES, Content, spooled, whole
 from nightferry.units import GIB
 
 READERS = 8
@@ -97,6 +100,14 @@ class BucketStorage:
         with self._errors("read"):
             return self.bucket.get(path, _MOST_BYTES)
 
+    def open(self, path: str) -> Content | None:
+        with self._errors("read"):
+            head = self.bucket.head(path)
+            if head is None or head.size_bytes <= HELD_BYTES:
+                return self.bucket.get(path, HELD_BYTES)
+            reader = ObjectReader(self.bucket, path, head, memory=Memory(READ_AHEAD_BYTES))
+            return spooled(reader.stream(0, head.size_bytes))
+
     def read_all(self, folder: str, names: Sequence[str]) -> Mapping[str, bytes]:
         paths = [f"{folder}/{name}" for name in names]
         if len(paths) < 2:
@@ -130,9 +141,9 @@ class BucketStorage:
             subject=path,
         )
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: Content) -> None:
         with self._errors("write"):
-            self.bucket.call("put_object", **self._said(path, data))
+            self.bucket.call("put_object", **self._said(path, whole(data)))
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
         keys = [{"Key": self.bucket.key(f"{folder}/{name}")} for name in names]

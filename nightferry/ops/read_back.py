@@ -6,8 +6,6 @@ import logging
 import random
 from collections.abc import Iterator
 
-from blake3 import blake3
-
 from nightferry.errors import BusyError, IntegrityError, MediumDamaged, NeedsRecall, NightferryError
 from nightferry.image.chunks import checked
 from nightferry.image.format import TAIL_BYTES, ImageEnd
@@ -18,7 +16,8 @@ from nightferry.ops.opened import OpenSite
 from nightferry.ops.side_files import side_files
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
-from nightferry.transfer.digest import ENTRY_BYTES
+from nightferry.transfer.digest import ENTRY_BYTES, digest_of
+from nightferry.transfer.spool import Content
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +84,12 @@ def verify_copy(
     return _unless_outlived(opened, verified)
 
 
-def _require_own_index(copy: CopyRecord, tail: bytes, index: bytes, size_bytes: int) -> None:
+def _require_own_index(copy: CopyRecord, tail: bytes, index: Content, size_bytes: int) -> None:
     """Raises:
     IntegrityError: the index that is on record is not the one that the image itself names.
     """
     end = ImageEnd.decode(tail, size_bytes)
-    if (end.index_bytes, end.index_digest) != (len(index), blake3(index).hexdigest()):
+    if (end.index_bytes, end.index_digest) != (len(index), digest_of(index)):
         raise IntegrityError(
             f"the index of {copy.image} is not the one that its copy at {copy.destination} holds",
             subject=copy.image,

@@ -19,7 +19,7 @@ from nightferry.catalog.folder import FOLDER_MODE, FolderStorage, catalog_errors
 from nightferry.catalog.indexes import IndexFiles
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
-from nightferry.catalog.schema import decode_copy
+from nightferry.catalog.schema import ProvedRows, decode_copy
 from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.base import Destination, Found, Marked, Odd, SiteMark
@@ -34,6 +34,7 @@ from nightferry.errors import (
     OtherSite,
     Unavailable,
 )
+from nightferry.image.guard import require_proved
 from nightferry.model.catalog_records import DeliveryRecord, RebuildRecord, SiteRecord
 from nightferry.model.claim_records import DriveLeaseRecord, LeaseRecord
 from nightferry.model.load import LoadedSite
@@ -47,6 +48,7 @@ from nightferry.ops.encode import image_of
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.owed import missing
 from nightferry.ops.recover import recovered
+from nightferry.ops.side_files import beside
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.digest import image_digest
 from nightferry.units import counted
@@ -138,7 +140,7 @@ def rebuild(
         destination = opened.destination(copy)
         progress.say(f"looking at every copy at {copy}", subject=copy)
         marker = _marker(destination, done)
-        catalog, digest = _newest_copy(destination, marker, done, clock)
+        catalog, digest = _newest_copy(destination, marker, done, clock, cancel)
         last = catalog.last
         mark = _require_same_site(catalog, marker, loaded.site, copy)
         found, odd = _scan(destination, mark, loaded.site.site.name, done, cancel)
@@ -146,7 +148,7 @@ def rebuild(
         progress.say(f"{counted(len(found), 'copy', 'copies')} found", subject=copy)
         for each in odd:
             cancel.check()
-            found += _recovered(catalog, destination, each, done, loaded.site)
+            found += _recovered(catalog, destination, each, done, loaded.site, cancel)
         if not found and catalog.is_empty:
             raise CatalogError(
                 f"there is neither a copy of an image nor of the catalog at {copy}"
@@ -157,7 +159,7 @@ def rebuild(
         indexes = IndexFiles(place)
         for one in sorted(found, key=_age):
             cancel.check()
-            _add(catalog, destination, one, indexes, done, clock, loaded.site)
+            _add(catalog, destination, one, indexes, done, clock, loaded.site, cancel)
         _settle_missing(catalog, destination, found, odd, done)
         done.lost_elsewhere, done.unseen = settle_elsewhere(opened, catalog, copy, mark)
         done.beside = _take_in_beside(catalog, destination, found, mark, last, done)
@@ -265,6 +267,8 @@ def _scan(
             )
         else:
             found.append(one)
+            if one.note:
+                done.notes.append(f"images/{safe(one.image)} at {destination.name}: {one.note}")
     done.foreign += [safe(each.path) for each in odd if not each.image]
     return found, [each for each in odd if each.image]
 
@@ -278,7 +282,7 @@ def _whose(found: Iterable[Found], done: Rebuilt) -> SiteMark | None:
 
 
 def _recovered(
-    catalog: Catalog, destination: Destination, odd: Odd, done: Rebuilt, site: Site
+    catalog: Catalog, destination: Destination, odd: Odd, done: Rebuilt, site: Site, cancel: Cancel
 ) -> list[Found]:
     """The copy with a record made again, when that can be; else it is left out, and named."""
     why = odd.why
@@ -288,7 +292,8 @@ def _recovered(
         )
         placed = replace(odd, epoch=epoch, location={**odd.location, "epoch": epoch})
         try:
-            one = recovered(destination, placed, catalog.latest(ImageRecord, odd.image), site)
+            known = catalog.latest(ImageRecord, odd.image)
+            one = recovered(destination, placed, known, site, cancel)
         except Unavailable:
             raise
         except (IntegrityError, DestinationError, ConfigError, ValidationError) as error:
@@ -332,15 +337,15 @@ def _take_in_beside(
 
 
 def _newest_copy(
-    destination: Destination, marker: SiteMark | None, done: Rebuilt, clock: Clock
+    destination: Destination, marker: SiteMark | None, done: Rebuilt, clock: Clock, cancel: Cancel
 ) -> tuple[Catalog, str]:
     """The newest copy of the catalog that can be read, in memory, and its digest; an empty one when there is none."""
     names = destination.catalog_copies()
     for place, name in enumerate(names):
         try:
-            proved = decode_copy(destination.get_catalog(name), name)
+            proved = _decode(destination, name, cancel)
             found = Catalog.from_rows(proved.rows, MemoryStorage(), clock=clock, name=name)
-        except (CatalogError, MediumDamaged) as error:
+        except (CatalogError, IntegrityError, MediumDamaged) as error:
             done.notes.append(f"{safe(name)} is of no use: {error}")
             continue
         record = found.latest(SiteRecord, "site")
@@ -350,21 +355,32 @@ def _newest_copy(
             continue
         done.begun_from = name
         done.unproved = not proved.digest
-        _require_chained(destination, name, proved.before, names[place + 1 :], done)
+        _require_chained(destination, name, proved.before, names[place + 1 :], done, cancel)
         return found, proved.digest
     return Catalog(MemoryStorage(), node=os.uname().nodename, clock=clock), ""
 
 
+def _decode(destination: Destination, name: str, cancel: Cancel) -> ProvedRows:
+    """A copy of the catalog.
+
+    Raises:
+        CatalogError, IntegrityError, MediumDamaged: it is of no use.
+    """
+    data = destination.get_catalog(name, cancel=cancel)
+    require_proved(data, "events", safe(name), cancel)
+    return decode_copy(data, name)
+
+
 def _require_chained(
-    destination: Destination, name: str, before: str, older: list[str], done: Rebuilt
+    destination: Destination, name: str, before: str, older: list[str], done: Rebuilt, cancel: Cancel
 ) -> None:
     """Says when the copy before this one is not the one that this one names. A tape's are not asked: each is proved by
     its trailer, and reading one may take a mount."""
     if not before or not older or not isinstance(destination, Marked):
         return
     try:
-        found = decode_copy(destination.get_catalog(older[0]), older[0]).digest
-    except (CatalogError, MediumDamaged) as error:
+        found = _decode(destination, older[0], cancel).digest
+    except (CatalogError, IntegrityError, MediumDamaged) as error:
         done.notes.append(f"{safe(older[0])} is of no use: {error}")
         return
     if found != before:
@@ -389,16 +405,17 @@ def _add(
     done: Rebuilt,
     clock: Clock,
     site: Site,
+    cancel: Cancel,
 ) -> None:
     """Takes a copy that was found into the catalog, with the index and chunk table beside it."""
     try:
-        found = _with_record(destination, found, done, site)
+        found = _with_record(destination, found, done, site, cancel)
         _require_fitting_name(found)
         image = _image(catalog, found)
-        index = destination.side_file(found.location, "index")
-        chunks = destination.side_file(found.location, "chunks")
+        index, chunks = beside(destination, found.location, image, cancel)
         if image_digest(chunks, index) != image.digest:
             raise IntegrityError(f"the side files of {found.image} are not what its record says")
+        require_proved(index, "index", f"the index of {found.image}", cancel)
         copy = CopyRecord(
             image=image.image,
             destination=destination.name,
@@ -431,7 +448,7 @@ def _add(
         done.added.append(image.image)
 
 
-def _with_record(destination: Destination, found: Found, done: Rebuilt, site: Site) -> Found:
+def _with_record(destination: Destination, found: Found, done: Rebuilt, site: Site, cancel: Cancel) -> Found:
     """The copy with its record; one that is cut off, or another image's, is made again as a missing one is. One that
     says what no record of ours says stays as it is, to be left out.
 
@@ -448,7 +465,7 @@ def _with_record(destination: Destination, found: Found, done: Rebuilt, site: Si
         why = _reason(error)
     odd = Odd(f"images/{found.image}", why, found.image, found.epoch, "", found.location, found.site)
     try:
-        made = recovered(destination, odd, None, site)
+        made = recovered(destination, odd, None, site, cancel)
     except (IntegrityError, ValidationError) as error:
         raise IntegrityError(f"{why}; and {_reason(error)}", subject=found.image) from error
     done.recovered.append(found.image)

@@ -6,12 +6,12 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pyarrow.compute as pc
-from blake3 import blake3
 from pydantic import ValidationError
 
-from nightferry.destination.base import Destination, Found, Odd, encoding_of
+from nightferry.destination.base import MAXIMUM, Destination, Found, Odd, encoding_of
 from nightferry.errors import IntegrityError, MediumDamaged
 from nightferry.image.frames import FramedReader, plain_bytes
+from nightferry.image.guard import require_proved
 from nightferry.image.index import Index
 from nightferry.image.reader import ImageReader
 from nightferry.model.records import ImageRecord, Outcomes
@@ -19,14 +19,18 @@ from nightferry.model.site import Site
 from nightferry.model.stores import Tolerate
 from nightferry.ops.encode import image_of
 from nightferry.ops.stage import judge
+from nightferry.progress import Cancel
 from nightferry.transfer.base import ByteReader
-from nightferry.transfer.digest import image_digest
+from nightferry.transfer.digest import digest_of, image_digest, table_bytes
+from nightferry.transfer.spool import Content, whole
 
 _ENTRY_BYTES = 8
 NOTE = "its record was made again from its header, its index and its chunk table"
 
 
-def recovered(destination: Destination, odd: Odd, known: ImageRecord | None, site: Site) -> Found:
+def recovered(
+    destination: Destination, odd: Odd, known: ImageRecord | None, site: Site, cancel: Cancel
+) -> Found:
     """The copy with a record: the one that is known of it, the one beside it, or one made again.
 
     Index and chunk table are held against each other and against the image's end; the data itself is proved by
@@ -37,21 +41,25 @@ def recovered(destination: Destination, odd: Odd, known: ImageRecord | None, sit
         odd: The copy; its ``location`` says where.
         known: The image's record, where one is known.
         site: Says what a storage group tolerates.
+        cancel: Seen while it is read.
 
     Raises:
         IntegrityError: what is there does not fit together.
         DestinationError: it cannot be read.
     """
     location = odd.location or {}
-    index = destination.side_file(location, "index")
-    chunks = destination.side_file(location, "chunks")
+    encoded = bool(encoding_of(location))
+    index = destination.side_file(location, "index", cancel=cancel)
+    most_bytes = MAXIMUM if encoded else table_bytes(location["size_bytes"])
+    chunks = whole(destination.side_file(location, "chunks", most_bytes=most_bytes, cancel=cancel))
     digest = image_digest(chunks, index)
     if odd.digest and digest != odd.digest:
         raise IntegrityError("its index and chunk table are not those that it was written with")
     record = known if known is not None and known.digest == digest else _beside(destination, odd, digest)
     if record is None:
+        require_proved(index, "index", f"the index of {odd.image} at {destination.name}", cancel)
         record = _made_again(destination, odd, index, chunks, site)
-    elif not encoding_of(location) and record.size_bytes != location["size_bytes"]:
+    elif not encoded and record.size_bytes != location["size_bytes"]:
         raise IntegrityError(
             f"its data has {location['size_bytes']} bytes, {record.size_bytes} were recorded"
         )
@@ -62,13 +70,13 @@ def recovered(destination: Destination, odd: Odd, known: ImageRecord | None, sit
 def _beside(destination: Destination, odd: Odd, digest: str) -> ImageRecord | None:
     """``meta.json``, where it is there and of this image."""
     try:
-        record = image_of(destination.side_file(odd.location or {}, "meta.json"))
+        record = image_of(whole(destination.side_file(odd.location or {}, "meta.json")))
     except (MediumDamaged, ValidationError):
         return None
     return record if (record.image, record.digest) == (odd.image, digest) else None
 
 
-def _made_again(destination: Destination, odd: Odd, index: bytes, chunks: bytes, site: Site) -> ImageRecord:
+def _made_again(destination: Destination, odd: Odd, index: Content, chunks: bytes, site: Site) -> ImageRecord:
     location = odd.location or {}
     with ExitStack() as stack:
         reader: ByteReader = stack.enter_context(destination.open(location))
@@ -80,13 +88,18 @@ def _made_again(destination: Destination, odd: Odd, index: bytes, chunks: bytes,
     parsed = Index(index)
     if header.image != odd.image:
         raise IntegrityError(f"its data is that of {header.image}")
-    if (end.index_bytes, end.index_digest) != (len(index), blake3(index).hexdigest()):
+    if (end.index_bytes, end.index_digest) != (len(index), digest_of(index)):
         raise IntegrityError("its index is not the one that its data names")
-    columns = parsed.columns(["type", "outcome", "payload_length"])
-    entries = pc.not_equal(columns["type"], "directory")
-    of_files = columns.filter(pc.or_(entries, pc.not_equal(columns["outcome"], "whole")))["outcome"]
-    counted = Outcomes(**Counter(of_files.to_pylist()))
-    payloads = columns.filter(pc.equal(columns["type"], "file"))["payload_length"]
+    outcomes: Counter[str] = Counter()
+    files = payload_bytes = 0
+    for columns in parsed.tables(["type", "outcome", "payload_length"]):
+        entries = pc.not_equal(columns["type"], "directory")
+        of_files = columns.filter(pc.or_(entries, pc.not_equal(columns["outcome"], "whole")))["outcome"]
+        outcomes.update(of_files.to_pylist())
+        files += pc.sum(entries).as_py() or 0
+        payloads = columns.filter(pc.equal(columns["type"], "file"))["payload_length"]
+        payload_bytes += pc.sum(payloads).as_py() or 0
+    counted = Outcomes(**outcomes)
     group = next((group for group in site.groups if group.name == header.group), None)
     return ImageRecord(
         image=header.image,
@@ -97,8 +110,8 @@ def _made_again(destination: Destination, odd: Odd, index: bytes, chunks: bytes,
         level=header.level,
         state=judge(counted, group.tolerate if group is not None else Tolerate()),
         size_bytes=size_bytes,
-        payload_bytes=pc.sum(payloads).as_py() or 0,
-        files=pc.sum(entries).as_py() or 0,
+        payload_bytes=payload_bytes,
+        files=files,
         outcomes=counted,
         digest=image_digest(chunks, index),
         index_offset=end.index_offset,

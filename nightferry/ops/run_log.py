@@ -6,9 +6,10 @@ from nightferry.image.index import Index
 from nightferry.model.records import ImageRecord
 from nightferry.model.text import safe
 from nightferry.ops.opened import OpenSite
+from nightferry.transfer.spool import Content
 
 
-def log_image(opened: OpenSite, image: ImageRecord, index: bytes) -> None:
+def log_image(opened: OpenSite, image: ImageRecord, index: Content) -> None:
     """Adds an image to its run's log, the figures of the image itself on one line.
 
     ``[site] log``: ``full`` names every file, ``summary`` those that are not whole or have a note, ``none`` writes no

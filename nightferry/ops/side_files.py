@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ConfigError, CopyMissing, NightferryError
+from nightferry.image.guard import require_proved
+from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.stage import read_index
 from nightferry.plan.restore_order import STAGING, choose_copies
+from nightferry.progress import Cancel
 from nightferry.transfer.digest import image_digest, table_bytes
+from nightferry.transfer.spool import Content, whole
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +26,7 @@ log = logging.getLogger(__name__)
 class SideFiles:
     """Proved by the image's digest: what they judge must not be judged by damaged ones."""
 
-    index: bytes
+    index: Content
     chunks: bytes
 
 
@@ -30,8 +36,11 @@ def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
     A catalog that lacks them, or has damaged ones, gets them from staging or from the nearest copy and keeps
     them: one that was made anew from another destination knows of a copy and has only read of it.
 
+    What others may have made is read in a process apart before it is used: see ``image.guard``.
+
     Raises:
         CopyMissing: the image has expired.
+        IntegrityError: its index cannot be read within the format's limits.
         CatalogError: neither the catalog nor any place that can be read has them.
     """
     try:
@@ -47,6 +56,8 @@ def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
     tried = []
     for place, found in _elsewhere(opened, image):
         if isinstance(found, SideFiles) and image_digest(found.chunks, found.index) == image.digest:
+            if _is_foreign(opened, image):
+                require_proved(found.index, "index", f"the index of {image.image} at {place}", opened.cancel)
             log.warning("%s; they are taken from %s", missing.message, place)
             _keep(opened, image, found)
             return found
@@ -62,6 +73,29 @@ def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
 def proven_chunks(opened: OpenSite, image: ImageRecord) -> bytes:
     """The image's chunk table; see ``side_files``."""
     return side_files(opened, image).chunks
+
+
+def beside(
+    destination: Destination, location: Mapping[str, Any], image: ImageRecord, cancel: Cancel
+) -> tuple[Content, Content]:
+    """Index and chunk table beside a copy; nothing longer than the image's own is read.
+
+    Raises:
+        MediumDamaged: they are not there, cannot be read, or are longer.
+    """
+    most_bytes = table_bytes(image.size_bytes)
+    chunks = destination.side_file(location, "chunks", most_bytes=most_bytes, cancel=cancel)
+    most_bytes = image.index_bytes
+    return destination.side_file(location, "index", most_bytes=most_bytes, cancel=cancel), chunks
+
+
+def _is_foreign(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether others may have made the image's record, and so its index: a rebuild took it from a destination. What
+    this catalog recorded itself is proved by its digest."""
+    catalog = opened.catalog
+    rebuilt = [catalog.latest_event(RebuildRecord, record.subject) for record in catalog.all(RebuildRecord)]
+    last = max((event.sequence for event in rebuilt if event is not None), default=0)
+    return catalog.place_in_log(image.image) < last
 
 
 def _of_catalog(opened: OpenSite, image: ImageRecord) -> SideFiles:
@@ -89,9 +123,9 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
             if place.copy is None:
                 yield STAGING, _staged(opened, image)
             else:
-                destination, location = opened.destination(place.source), place.copy.location
-                index = destination.side_file(location, "index")
-                yield place.source, SideFiles(index, destination.side_file(location, "chunks"))
+                destination = opened.destination(place.source)
+                index, chunks = beside(destination, place.copy.location, image, opened.cancel)
+                yield place.source, SideFiles(index, whole(chunks))
         except NightferryError as error:
             yield place.source, error
         except OSError as error:

@@ -45,6 +45,7 @@ from nightferry.transfer.digest import check_chunk, image_digest, table_bytes
 from nightferry.transfer.direct import DirectWriter
 from nightferry.transfer.files import NO_SPACE
 from nightferry.transfer.meter import Meter, to_json_lines
+from nightferry.transfer.spool import Content, spooled
 from nightferry.units import format_size
 
 log = logging.getLogger(__name__)
@@ -406,15 +407,15 @@ def read_back(files: StagedFiles, chunks: bytes, share: float, *, cancel: Cancel
                 check_chunk(chunks, number, data)
 
 
-def read_index(files: StagedFiles, chunks: bytes) -> bytes:
-    """The index's bytes out of an image file, checked against the chunk table.
+def read_index(files: StagedFiles, chunks: bytes) -> Content:
+    """The index out of an image file, checked against the chunk table.
 
     Raises:
         IntegrityError: the image is cut off or damaged.
     """
     with files.reader() as reader:
         image = ImageReader(reader, chunks)
-        return image.reader.read(image.end.index_offset, image.end.index_bytes)
+        return spooled(image.reader.stream(image.end.index_offset, image.end.index_bytes))
 
 
 def adopt(opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Cancel) -> ImageRecord | None:
@@ -451,7 +452,7 @@ def adopt(opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Can
     return record
 
 
-def _record(opened: OpenSite, record: ImageRecord, index: bytes, chunks: bytes) -> None:
+def _record(opened: OpenSite, record: ImageRecord, index: Content, chunks: bytes) -> None:
     opened.catalog.keep_index(record.image, index, chunks)
     log_image(opened, record, index)
     opened.catalog.append(record)

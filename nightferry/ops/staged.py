@@ -19,13 +19,10 @@ from nightferry.progress import Cancel
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import table_bytes
 from nightferry.transfer.reading import FileReader
+from nightferry.transfer.spool import HELD_BYTES
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 256 << 10
-
-
-HELD_BYTES = 32 << 20
-"""An index up to this length is held in memory; a larger one is read from the image piece by piece."""
 
 
 class StagedDamage(IntegrityError):

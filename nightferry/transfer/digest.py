@@ -7,6 +7,7 @@ import xxhash
 
 from nightferry.errors import IntegrityError
 from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.transfer.spool import Content, pieces_of
 
 ENTRY_BYTES = 8
 """One entry of a chunk table: xxh3-64, big-endian (xxHash specification 0.1.1, canonical form)."""
@@ -93,10 +94,17 @@ class ChunkTable:
         self._partial_bytes = 0
 
 
-def image_digest(chunk_table: bytes, index: bytes) -> str:
+def image_digest(chunk_table: Content, index: Content) -> str:
     """The digest of a whole image: lower-case hex of BLAKE3(chunk table followed by the index's bytes)."""
-    hasher = blake3.blake3(chunk_table)
-    hasher.update(index)
+    return digest_of(chunk_table, index)
+
+
+def digest_of(*contents: Content) -> str:
+    """BLAKE3 of one file after the other, in lower-case hex."""
+    hasher = blake3.blake3()
+    for content in contents:
+        for piece in pieces_of(content):
+            hasher.update(piece)
     return hasher.hexdigest()
 
 

@@ -14,7 +14,7 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 DRAFT_PREFIX = ".tmp-"
@@ -22,8 +22,9 @@ _DRAFT = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{16}")
 FILE_MODE = 0o600
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Puts ``data`` in the place of ``path``: readers see the old content or the new, after a crash too."""
+def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Puts ``data``, whole or in pieces, in the place of ``path``: readers see the old content or the new, after a
+    crash too."""
     with _draft(path.parent, data) as draft:
         os.replace(draft, path)
     sync_folder(path.parent)
@@ -113,11 +114,12 @@ def _remove_if_dead(draft: Path) -> None:
 
 
 @contextlib.contextmanager
-def _draft(folder: Path, data: bytes) -> Iterator[Path]:
+def _draft(folder: Path, data: bytes | Iterable[bytes]) -> Iterator[Path]:
     """A new file with ``data`` in it, durable, under a name that no reader takes for anything; gone after the block."""
     draft, fd = _new_draft(folder)
     try:
-        write_all(fd, data)
+        for piece in [data] if isinstance(data, bytes) else data:
+            write_all(fd, piece)
         os.fsync(fd)
         yield draft
     finally:

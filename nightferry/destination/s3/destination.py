@@ -13,6 +13,7 @@ from typing import Any
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.base import (
+    MAXIMUM,
     SIDE_FILES,
     Archived,
     Found,
@@ -33,6 +34,7 @@ from nightferry.destination.copies import (
     META,
     MOST_BYTES,
     MOST_CATALOG_BYTES,
+    MOST_RECORDS_BYTES,
     Lanes,
     ObjectLane,
     about,
@@ -45,6 +47,7 @@ from nightferry.destination.copies import (
     place_of,
     plain_spans,
     receipt_of,
+    require_length,
     safe_name,
     side_path,
     watched,
@@ -61,8 +64,10 @@ from nightferry.destination.ours import (
     is_image,
     is_proved,
     is_records,
+    parse_origin,
     render_origin,
     require_free,
+    require_said,
     site_of,
 )
 from nightferry.destination.s3 import expiry
@@ -91,6 +96,7 @@ from nightferry.model.destinations import Lock, Recall, S3Settings
 from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
+from nightferry.transfer.spool import HELD_BYTES, Content, spooled
 
 DEFAULT_LANES = 4
 _AS_EVER = Recall()
@@ -452,8 +458,25 @@ class S3Destination:
             raise self._missing(path)
         ask(self._bucket, path, head, self._recall)
 
-    def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
-        return self._get(side_path(location, name), MOST_BYTES[name])
+    def side_file(
+        self,
+        location: Mapping[str, Any],
+        name: str,
+        *,
+        most_bytes: int = MAXIMUM,
+        cancel: Cancel | None = None,
+    ) -> Content:
+        return self._spooled(side_path(location, name), min(most_bytes, MOST_BYTES[name]), cancel)
+
+    def _spooled(self, path: str, most_bytes: int, cancel: Cancel | None) -> Content:
+        """As ``_get``, of an object that memory may have no room for."""
+        head = self._bucket.head(path)
+        if head is None or head.size_bytes <= min(most_bytes, HELD_BYTES):
+            return self._get(path, min(most_bytes, HELD_BYTES))
+        size = require_length(self.name, path, head.size_bytes, most_bytes)
+        return spooled(
+            ObjectReader(self._bucket, path, head, memory=self._read_ahead).stream(0, size), cancel
+        )
 
     def _get(self, path: str, most_bytes: int) -> bytes:
         data = self._bucket.get(path, most_bytes)
@@ -508,8 +531,14 @@ class S3Destination:
         said, _ = self._copy_of(image)
         meta = None if said is None else read(META)
         if said is not None and meta is not None:
-            origin = expiry.origin_of(self._bucket, image)
-            return Found(image, said["epoch"], location_of(said), meta, site_of(origin))
+            origin, note = None, ""
+            try:
+                text = self._bucket.get(f"{folder}/{ORIGIN}", MARKER_BYTES)
+                origin = parse_origin(image, text)
+                require_said(image, text)
+            except MediumDamaged as error:
+                note = error.message
+            return Found(image, said["epoch"], location_of(said), meta, site_of(origin), note=note)
         if not is_image(image):
             return Odd(folder, "its name is not an image's")
         sizes = {
@@ -550,7 +579,7 @@ class S3Destination:
     def records(self) -> Iterator[bytes | MediumDamaged]:
         for path, _ in self._of_kind("records", is_records):
             try:
-                yield self._get(path, MOST_CATALOG_BYTES)
+                yield self._get(path, MOST_RECORDS_BYTES)
             except MediumDamaged as error:
                 yield error
 
@@ -576,8 +605,8 @@ class S3Destination:
         found = self._of_kind("catalog", is_catalog)
         return sorted((path.rpartition("/")[2] for path, _ in found), key=age_of, reverse=True)
 
-    def get_catalog(self, name: str) -> bytes:
-        return self._get(f"catalog/{safe_name(name)}", MOST_CATALOG_BYTES)
+    def get_catalog(self, name: str, *, cancel: Cancel | None = None) -> Content:
+        return self._spooled(f"catalog/{safe_name(name)}", MOST_CATALOG_BYTES, cancel)
 
     def close(self) -> None:
         self._uploader.close()

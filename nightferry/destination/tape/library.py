@@ -14,7 +14,18 @@ import xxhash
 from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.base import SIDE_FILES, Found, Leftover, Odd, Outgoing, Receipt, Register, ignore
+from nightferry.destination.base import (
+    MAXIMUM,
+    SIDE_FILES,
+    Found,
+    Leftover,
+    Odd,
+    Outgoing,
+    Receipt,
+    Register,
+    ignore,
+)
+from nightferry.destination.copies import require_length
 from nightferry.destination.ours import age_of
 from nightferry.destination.tape import reader as reading
 from nightferry.destination.tape.bay import Bay
@@ -42,6 +53,8 @@ from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.transfer.base import ByteReader
+from nightferry.transfer.digest import digest_of
+from nightferry.transfer.spool import Content, spooled
 
 log = logging.getLogger(__name__)
 _LOOKS = 2
@@ -453,7 +466,14 @@ class TapeDestination:
         with self.bays.reading(barcode, self._cancel):
             yield
 
-    def side_file(self, location: Mapping[str, Any], name: str) -> bytes:
+    def side_file(
+        self,
+        location: Mapping[str, Any],
+        name: str,
+        *,
+        most_bytes: int = MAXIMUM,
+        cancel: Cancel | None = None,
+    ) -> Content:
         if name not in SIDE_FILES:
             raise DestinationError(f"{name!r} is no side file", subject=name)
         last = parse_location(location).parts[-1]
@@ -468,6 +488,7 @@ class TapeDestination:
             raise MediumDamaged(
                 f"tape file {last.trailer} of {last.barcode} has no {name}", subject=last.barcode
             )
+        require_length(self._name, f"{name} in tape file {last.trailer}", len(members[name]), most_bytes)
         return members[name]
 
     def remove(self, location: Mapping[str, Any]) -> None:
@@ -505,13 +526,13 @@ class TapeDestination:
     def catalog_copies(self) -> list[str]:
         return sorted(self.media.catalogs(), key=age_of, reverse=True)
 
-    def get_catalog(self, name: str) -> bytes:
+    def get_catalog(self, name: str, *, cancel: Cancel | None = None) -> Content:
         trailer = self.media.catalogs().get(name)
         if trailer is None or trailer.location is None:
             raise MediumDamaged(f"no cartridge of {self._name} holds {name} whole", subject=self._name)
         with self.open(trailer.location.as_json()) as reader:
-            data = reader.read(0, reader.size_bytes)
-        if blake3(data).hexdigest() != trailer.digest:
+            data = spooled(reader.stream(0, reader.size_bytes), cancel)
+        if digest_of(data) != trailer.digest:
             raise MediumDamaged(f"{name} is not as it was written to {self._name}", subject=self._name)
         return data
 

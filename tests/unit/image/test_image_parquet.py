@@ -41,7 +41,7 @@ assert len(list(index)) == len(index) == 20_000
 assert index.lookup(b"p010000").size == 10_000
 assert len(list(index.below(b"p01"))) == 0
 assert len(list(index.select(lambda path: path.endswith(b"7")))) == 2_000
-assert index.columns(["size"]).num_rows == 20_000
+assert sum(table.num_rows for table in index.tables(["size"])) == 20_000
 assert threads() == before, "reading"
 assert decode_segment(encode_segment(EVENTS), "s") == EVENTS
 assert threads() == before, "segments"
