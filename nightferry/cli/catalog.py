@@ -106,7 +106,7 @@ def accept(
             hint="look at --dry-run, then say --yes, or why with --reason",
             subject="--yes",
         )
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site(), renaming=bool(renamed_from)) as here:
         done = ops.accept(here, reason=reason, renamed_from=renamed_from, dry_run=dry_run)
         name = here.site.site.name
     words = [

@@ -21,7 +21,6 @@ from nightferry.ops.origin import last_whole, new_line, origin_of
 from nightferry.ops.owed import FORGET_HINT, describe, lost, orphans
 from nightferry.ops.prefect_api import prefect_api
 from nightferry.ops.room import free_room, may_free
-from nightferry.ops.whose import known_mark
 from nightferry.plan.expectation import elsewhere
 from nightferry.plan.layout import Layout
 from nightferry.units import format_size
@@ -44,6 +43,8 @@ def check(loaded: LoadedSite) -> list[Finding]:
         ]
     try:
         opened = OpenSite(loaded)
+    except OtherSite as error:
+        return [Finding("NF-CAT-004", "fail", error.message, error.hint)]
     except NightferryError as error:
         return [Finding("NF-CAT-001", "fail", str(error), error.hint)]
     with opened:
@@ -275,10 +276,6 @@ def _same_disk(store: Any, staging: Path) -> bool:
 
 
 def _catalog(opened: OpenSite) -> Iterator[Finding]:
-    try:
-        known_mark(opened.catalog, opened.site.site.name)
-    except OtherSite as error:
-        yield Finding("NF-CAT-004", "fail", error.message, error.hint)
     path = opened.site.catalog_path
     if path is None:
         from nightferry.ops.catalog_bucket import BucketStorage

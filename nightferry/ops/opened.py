@@ -29,7 +29,7 @@ from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.cluster.reader_agent import registered, working_on
 from nightferry.destination.base import Destination, SiteMark
-from nightferry.errors import CatalogError, ClusterError, GroupStopping, NotOwner
+from nightferry.errors import CatalogError, ClusterError, GroupStopping, NotOwner, OtherSite
 from nightferry.model.fields import BandwidthStep
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import split_store
@@ -41,7 +41,7 @@ from nightferry.model.stores import FilesStore, Group, SqliteStore
 from nightferry.ops.destinations import open_destination, speed_of
 from nightferry.ops.register import CatalogConstraints
 from nightferry.ops.staged_files import StagedFiles
-from nightferry.ops.whose import require_mark
+from nightferry.ops.whose import known_mark, require_mark
 from nightferry.plan.restore_order import Speed
 from nightferry.plan.staging import CopyPolicy
 from nightferry.progress import QUIET, Cancel, Progress
@@ -73,6 +73,11 @@ class OpenSite:
         cancel: Ends such a wait.
         catalog: Another catalog than the site's own, which is lost: no destination is new then, whatever this
             one knows of it.
+        renaming: The site has a new name, which its catalog is about to learn: that it bears another one is the point.
+
+    Raises:
+        OtherSite: the catalog is another site's. Nothing is shown of it, and nothing is written to it.
+        CatalogError: it is not there, or cannot be read.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class OpenSite:
         progress: Progress = QUIET,
         cancel: Cancel | None = None,
         catalog: Catalog | None = None,
+        renaming: bool = False,
     ) -> None:
         self.loaded = loaded
         self.site: Site = loaded.site
@@ -94,6 +100,12 @@ class OpenSite:
         self._closing = ExitStack()
         self.is_lost = catalog is not None
         self.catalog = catalog if catalog is not None else self._open_catalog()
+        if catalog is None and not renaming:
+            try:
+                known_mark(self.catalog, self.site.site.name)
+            except OtherSite:
+                self._closing.close()
+                raise
         self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()
         self._room_locks: dict[str, threading.Lock] = {}

@@ -22,7 +22,6 @@ from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.owed import owes
 from nightferry.ops.stamps import wrong_runs
-from nightferry.ops.whose import known_mark
 from nightferry.plan.lines import lines
 from nightferry.plan.retention import Candidate, judge, night_of, nights_in_order
 from nightferry.units import counted
@@ -114,12 +113,10 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
 
     Raises:
         ConfigError: no such destination.
-        OtherSite: it is another site's catalog.
     """
     if destination is not None:
         opened.site.destination(destination)
     opened.catalog.refresh()
-    known_mark(opened.catalog, opened.site.site.name)
     names = [d.name for d in opened.site.destinations if destination in (None, d.name)]
     rows: list[CopyOutlook] = []
     errors: dict[str, NightferryError] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ import pytest
 
 from nightferry.errors import OtherSite
 from nightferry.model.catalog_records import SiteRecord
+from nightferry.model.load import load_site
 from nightferry.model.records import CopyRecord
 from nightferry.ops.check import check
 from nightferry.ops.delivery import deliver_catalog
-from nightferry.ops.run import begin_run
 from tests.integration.test_foreign import KEEP_1, LATER, Place, place, run_expire
 from tests.servers.seaweed import WRITER_KEYS, Seaweed
 from tests.support import night, toml
@@ -41,7 +42,7 @@ def second(place: Place, home: Path, name: str = "OHIO") -> SmallSite:
 
 
 def ids(site: SmallSite) -> set[str]:
-    return {f.id for f in check(site.open().loaded) if f.severity == "fail"}
+    return {f.id for f in check(load_site(site.file)) if f.severity == "fail"}
 
 
 @pytest.mark.parametrize("name", ["OHIO", "TEX"])
@@ -88,7 +89,32 @@ def _text(place: Place, path: str) -> bytes:
     return body
 
 
-def test_a_second_site_at_the_same_catalog_is_refused(
+READING = [
+    ["status"], ["runs"], ["images"], ["copies", "{image}"], ["files", "{image}"], ["hold", "list"], ["gate", "show"],
+    ["media", "list"], ["selection", "show", "SG1"], ["cluster", "view"], ["expire", "--dry-run"],
+    ["restore", "store", "SG1/a", "--to", "{to}/restored", "--dry-run"],
+    ["cluster", "move", BACK_GROUP, "--dry-run"], ["catalog", "accept", "--dry-run"],
+]  # fmt: skip
+WRITING = [
+    ["hold", "add", "{image}", "--reason", "a test"], ["hold", "remove", "{image}"], ["verify"], ["expire"],
+    ["copy", "--missing", "--to", "folder"], ["forget", "{image}", "--reason", "a test"],
+    ["selection", "fix", "SG1"], ["selection", "adopt", "SG1/a", "SG1/b"], ["cluster", "move", BACK_GROUP],
+    ["gate", "retry", "20261110-TEX-BACK-1"],
+    ["gate", "approve", "20261110-TEX-BACK-1", "--store", "SG1/a", "--reason", "a test"],
+    ["restore", "store", "SG1/a", "--to", "{to}/restored"], ["restore", "files", "SG1/a", "*", "--to", "{to}/restored"],
+    ["restore", "group", "SG1", "--to", "{to}/restored"], ["media", "retire", "A00001L9", "--reason", "a test"],
+    ["media", "inventory"], ["catalog", "accept", "--yes"],
+]  # fmt: skip
+
+
+def sums(folder: Path) -> dict[str, str]:
+    """Every file's digest, by sha256sum."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    said = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True).stdout
+    return {line[66:]: line[:64] for line in said.splitlines()}
+
+
+def test_a_second_site_at_the_same_catalog_is_refused_by_every_verb(
     make_site: MakeSite, tmp_path: Path, nightferry: Command
 ) -> None:
     site = make_site(copies=("folder",), more=KEEP_1)
@@ -96,19 +122,45 @@ def test_a_second_site_at_the_same_catalog_is_refused(
     with site.open(clock) as opened:
         nights(opened, clock, 1)
         mark = opened.mark()
+        image = opened.catalog.images()[0].image
     (tmp_path / "other").mkdir()
     other = replace(site, home=tmp_path / "other").build()
     text = other.file.read_text().replace('name = "TEX"', 'name = "OHIO"')
     other.file.write_text(text.replace(f"{tmp_path}/other/catalog", f"{site.home}/catalog"))
     said = f"is of site TEX (id {mark.id[:8]}), and the site file is that of OHIO"
-    assert "NF-CAT-004" in ids(other)
-    with other.open(clock) as opened, pytest.raises(OtherSite) as caught:
-        begin_run(opened, BACK_GROUP)
+    assert ids(other) == {"NF-CAT-004"}
+    there = sorted(p.name for p in (tmp_path / "other").iterdir())
+    with pytest.raises(OtherSite) as caught:
+        other.open(clock)
     assert said in str(caught.value)
-    for verb in ("verify", "expire"):
-        ran = nightferry(other.file, verb, "--json")
-        assert (ran.code, said in ran.error["message"]) == (2, True)
-    assert nightferry(other.file, "status", "--json").document["stores"]
+    before = sums(site.home / "catalog")
+    for words in READING + WRITING:
+        ran = nightferry(other.file, *(word.format(image=image, to=tmp_path) for word in words), "--json")
+        assert (words, ran.code, said in ran.error["message"]) == (words, 2, True)
+        assert "correct site.catalog" in ran.error["hint"]
+    assert sums(site.home / "catalog") == before
+    assert nightferry(site.file, "hold", "list", "--json").document["holds"] == []
+    assert sorted(p.name for p in (tmp_path / "other").iterdir()) == there
+
+
+def test_a_renamed_site_says_so_and_goes_on(make_site: MakeSite, nightferry: Command) -> None:
+    site = make_site(copies=("folder",))
+    clock = HandClock(LATER)
+    with site.open(clock) as opened:
+        nights(opened, clock, 1)
+        mark = opened.mark()
+    site.file.write_text(site.file.read_text().replace('name = "TEX"', 'name = "OHIO"'))
+    refused = nightferry(site.file, "status", "--json")
+    assert refused.code == 2
+    assert "catalog accept --renamed-from TEX --reason TEXT" in refused.error["hint"]
+    wrong = nightferry(
+        site.file, "catalog", "accept", "--renamed-from", "UTAH", "--reason", "a test", "--json"
+    )
+    assert (wrong.code, "is of site TEX, not of site UTAH" in wrong.error["message"]) == (2, True)
+    assert nightferry(site.file, "catalog", "accept", "--yes", "--json").code == 2
+    assert nightferry(site.file, "catalog", "accept", "--renamed-from", "TEX", "--reason", "a test").code == 0
+    with site.open(clock) as opened:
+        assert (opened.mark().site, opened.mark().id) == ("OHIO", mark.id)
 
 
 def test_a_place_from_before_there_were_markers_is_adopted_when_the_catalog_knows_a_copy_there(
