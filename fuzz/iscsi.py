@@ -14,7 +14,7 @@ from random import Random
 from fuzz import mutate
 
 _HEADER = 48
-_COMMAND, _LOGIN, _STAGES = 0x01, 0x23, 0x87
+_LOGIN, _STAGES = 0x23, 0x87
 _WINDOW = bytes.fromhex("0000000100000040")
 """Stands for the window of command numbers that fits the request."""
 _LAST = 0xFFFFFFFF
@@ -30,7 +30,7 @@ def _pdu(opcode: int, flags: int, data: bytes = b"", *, status: int = 0, number:
 
 
 def samples() -> tuple[bytes, ...]:
-    """The answer to a login, data, and an error with its sense."""
+    """The answer to a login, data, an error with its sense; to another login, and to a reset."""
     inquiry = bytes.fromhex("0180050200000000") + b"HP      Ultrium 5-SCSI  Z64D"
     sense = bytes.fromhex("f000020000001e0a000000003a0000000000")
     keys = (
@@ -40,7 +40,9 @@ def samples() -> tuple[bytes, ...]:
     return (
         _pdu(_LOGIN, _STAGES, keys)
         + _pdu(0x25, 0x81, inquiry, number=2)
-        + _pdu(0x21, 0x80, len(sense).to_bytes(2, "big") + sense, status=2, number=3),
+        + _pdu(0x21, 0x80, len(sense).to_bytes(2, "big") + sense, status=2, number=3)
+        + _pdu(_LOGIN, _STAGES, keys)
+        + _pdu(0x22, 0x80, number=2),
     )
 
 
@@ -74,7 +76,7 @@ def _split(data: bytes) -> list[bytes]:
 
 
 def decode(data: bytes) -> None:
-    """Logs in to a target that answers so, and sends two commands."""
+    """Logs in to a target that answers so, and sends two commands and a reset."""
     from nightferry.scsi import cdb, iscsi
     from nightferry.scsi.sense import parse_sense
 
@@ -89,41 +91,42 @@ def decode(data: bytes) -> None:
             answer = transport.execute(cdb.test_unit_ready(), timeout_s=0.5)
             if answer.sense:
                 str(parse_sense(answer.sense))
+            transport.reset(0.5)
         finally:
             transport.close()
 
 
 def _answer(server: socket.socket, pdus: list[bytes]) -> None:
+    """Answers with the PDUs in order, over as many connections as are made."""
+    server.settimeout(1.0)
+    left = iter(pdus)
     with contextlib.suppress(OSError):
-        peer, _ = server.accept()
-        with peer:
-            peer.settimeout(1.0)
-            for pdu in pdus:
-                head = _exactly(peer, _HEADER)
-                length = int.from_bytes(head[5:8], "big")
-                _exactly(peer, length + -length % 4)
-                if _ends_libiscsi(head, pdu):
-                    return
-                out = bytearray(pdu)
-                out[16:20] = head[16:20]
-                if out[0] == _LOGIN and out[1] == _STAGES:
-                    out[1] = head[1]
-                    out[8:14] = head[8:14]
-                if out[28:36] == _WINDOW:
-                    number = int.from_bytes(head[24:28], "big")
-                    number += not head[0] & 0x40  # an immediate one takes no number
-                    out[28:36] = (number & _LAST).to_bytes(4, "big") + (number + 64 & _LAST).to_bytes(
-                        4, "big"
-                    )
-                peer.sendall(out)
-            peer.shutdown(socket.SHUT_WR)
-            peer.recv(1 << 16)
+        pdu = next(left, None)
+        while pdu is not None:
+            peer, _ = server.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.settimeout(1.0)
+                while pdu is not None:
+                    _answer_one(peer, pdu)
+                    pdu = next(left, None)
+                peer.shutdown(socket.SHUT_WR)
+                peer.recv(1 << 16)
 
 
-def _ends_libiscsi(request: bytes, answer: bytes) -> bool:
-    """Whether libiscsi 1.19 is known to crash here: what belongs to a SCSI command answers another request
-    (docs/security.md, "What is not defended"). Were it not left out, nothing else would be found."""
-    return request[0] & 0x3F != _COMMAND and answer[0] & 0x3F in (0x21, 0x25, 0x31)
+def _answer_one(peer: socket.socket, pdu: bytes) -> None:
+    head = _exactly(peer, _HEADER)
+    length = int.from_bytes(head[5:8], "big")
+    _exactly(peer, length + -length % 4)
+    out = bytearray(pdu)
+    out[16:20] = head[16:20]
+    if out[0] == _LOGIN and out[1] == _STAGES:
+        out[1] = head[1]
+        out[8:14] = head[8:14]
+    if out[28:36] == _WINDOW:
+        number = int.from_bytes(head[24:28], "big")
+        number += not head[0] & 0x40  # an immediate one takes no number
+        out[28:36] = (number & _LAST).to_bytes(4, "big") + (number + 64 & _LAST).to_bytes(4, "big")
+    peer.sendall(out)
 
 
 def _exactly(peer: socket.socket, length: int) -> bytes:

@@ -7,9 +7,12 @@ import errno
 import fcntl
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from nightferry.catalog.storage import folder_of
 from nightferry.errors import CatalogError
+from nightferry.transfer.below import folder_below
 from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, replace_file, sync_folder
 from nightferry.transfer.regular import open_regular, read_regular
 from nightferry.transfer.spool import HELD_BYTES, Content, Spooled, pieces_of, whole
@@ -47,6 +50,9 @@ def make_folder(folder: Path) -> None:
 class FolderStorage:
     """See ``Storage``. The folder must have hard links; folders below it are made for their owner only.
 
+    The folder itself may be a symbolic link. Those below it, and the files in them, may not: what is kept there is
+    never read from elsewhere, nor written to it.
+
     It must show a finished link on one node to the next listing on another (a network file system's attribute
     cache of a few seconds only delays readers; writers are stopped by the link).
     """
@@ -64,14 +70,17 @@ class FolderStorage:
     def names(self, folder: str) -> list[str]:
         with catalog_errors("read the catalog in", self.path / folder):
             try:
-                return os.listdir(self.path / folder)
+                with self._at(folder) as place:
+                    return os.listdir(place)
             except FileNotFoundError:
                 return []
 
     def read(self, path: str) -> bytes | None:
         with catalog_errors("read", self.path / path):
+            folder, name = folder_of(path)
             try:
-                return read_regular(self.path / path, _MOST_BYTES, follow=True)
+                with self._at(folder) as place:
+                    return read_regular(place / name, _MOST_BYTES)
             except FileNotFoundError:
                 return None
 
@@ -87,10 +96,10 @@ class FolderStorage:
                 step failed (making the name durable) the file may be there all the same, whole.
         """
         target = self.path / path
-        with catalog_errors("write", target):
-            make_folder(target.parent)
+        folder, name = folder_of(path)
+        with catalog_errors("write", target), self._made(folder) as place:
             try:
-                create_file(target, data)
+                create_file(place / name, data)
             except FileExistsError:
                 return False
             except OSError as error:
@@ -104,9 +113,11 @@ class FolderStorage:
         return True
 
     def open(self, path: str) -> Content | None:
+        folder, name = folder_of(path)
         with catalog_errors("read", self.path / path):
             try:
-                fd = open_regular(self.path / path, follow=True)
+                with self._at(folder) as place:
+                    fd = open_regular(place / name)
             except FileNotFoundError:
                 return None
             file = Spooled(fd, os.fstat(fd).st_size)
@@ -114,29 +125,35 @@ class FolderStorage:
 
     def replace(self, path: str, data: Content) -> None:
         target = self.path / path
-        with catalog_errors("write", target):
-            make_folder(target.parent)
-            replace_file(target, pieces_of(data))
+        folder, name = folder_of(path)
+        with catalog_errors("write", target), self._made(folder) as place:
+            replace_file(place / name, pieces_of(data))
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
-        place = self.path / folder
-        with catalog_errors("remove what is done with in", place):
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(place / name)
-            if names and place.is_dir():
-                sync_folder(place)
+        if not names:
+            return
+        with catalog_errors("remove what is done with in", self.path / folder):
+            try:
+                with self._at(folder) as place:
+                    for name in names:
+                        (place / name).unlink(missing_ok=True)
+                    sync_folder(place)
+            except FileNotFoundError:
+                return
 
     def tidy(self, folder: str) -> None:
-        place = self.path / folder
-        with catalog_errors("tidy", place):
-            remove_dead_drafts(place)
+        with catalog_errors("tidy", self.path / folder):
+            try:
+                with self._at(folder) as place:
+                    remove_dead_drafts(place)
+            except FileNotFoundError:
+                return
 
     @contextlib.contextmanager
     def alone(self, work: str) -> Iterator[bool]:
         path = self.path / f"{work}.lock"
         with catalog_errors("lock", path):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 first = True
@@ -154,11 +171,18 @@ class FolderStorage:
         """``logs/<run>.log``: one write to a file opened for appending, so that stores that end together do
         not mix lines."""
         path = self.path / "logs" / f"{run}.log"
-        with catalog_errors("write", path):
-            make_folder(path.parent)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        with catalog_errors("write", path), self._made("logs") as place:
+            fd = open_regular(place / path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode=FILE_MODE)
             with open(fd, "wb", buffering=0) as log:
                 log.write(text.encode())
 
     def drop_logs(self, runs: Collection[str]) -> None:
         self.remove("logs", sorted({f"{run}.log" for run in runs}.intersection(self.names("logs"))))
+
+    def _at(self, folder: str) -> AbstractContextManager[Path]:
+        """A folder of the catalog, the empty name its own, under a path that leads to its descriptor."""
+        return folder_below(self.path, [folder] if folder else ())
+
+    def _made(self, folder: str) -> AbstractContextManager[Path]:
+        """The same, made where it is missing."""
+        return folder_below(self.path, [folder] if folder else (), mode=FOLDER_MODE)

@@ -22,12 +22,14 @@ from typing import Protocol, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from nightferry.catalog.folder import catalog_errors, make_folder
+from nightferry.catalog.folder import FOLDER_MODE, catalog_errors
 from nightferry.catalog.storage import Storage, check_name
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
 from nightferry.progress import Cancel
+from nightferry.transfer.below import folder_below
 from nightferry.transfer.durable import FILE_MODE
+from nightferry.transfer.regular import open_regular
 
 _TRIES = 20
 _PAUSE_S = 0.02
@@ -173,8 +175,9 @@ class FolderLock:
         if self._fd is not None:
             raise locked_here(self.back_group)
         with catalog_errors("lock", self._path):
-            make_folder(self._path.parent)
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            folder = self._path.parent
+            with folder_below(folder.parent, [folder.name], mode=FOLDER_MODE) as place:
+                fd = open_regular(place / self._path.name, os.O_RDWR | os.O_CREAT, mode=FILE_MODE)
             try:
                 self._lock(fd)
                 since = self._clock.now()
@@ -210,7 +213,8 @@ class FolderLock:
     def holder(self) -> Holder | None:
         with catalog_errors("look at the lock", self._path):
             try:
-                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                with folder_below(self._path.parents[1], [self._path.parent.name]) as place:
+                    fd = open_regular(place / self._path.name)
             except FileNotFoundError:
                 return None
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +22,8 @@ from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import ClusterError, IntegrityError, NotOwner
 from nightferry.model.names import parse_run
 from nightferry.model.records import ApprovalRecord, SealRecord
-from nightferry.transfer.durable import DRAFT_PREFIX, create_file, remove_dead_drafts, sync_folder
+from nightferry.transfer.below import LINK, open_folder
+from nightferry.transfer.durable import DRAFT_PREFIX, create_file, remove_dead_drafts
 from nightferry.transfer.regular import read_regular
 
 FOLDER = ".nightferry"
@@ -49,6 +51,34 @@ def _leased(
             return method(disk, *arguments, **more)
 
     return call
+
+
+@contextmanager
+def disk_errors(disk: Path) -> Iterator[None]:
+    """Raises:
+    FileExistsError: as it is.
+    ClusterError: the disk is full, or fails, or a link stands in the place of one of its folders.
+    """
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _unusable(error, disk) from error
+
+
+def _unusable(error: OSError, disk: Path) -> ClusterError:
+    if error.errno == LINK:
+        return ClusterError(
+            f"{error.filename} on the BACK group's disk is a symbolic link, not a folder",
+            hint="find out who put it there, and put the folder itself in its place: none is followed",
+            subject=str(disk),
+        )
+    return ClusterError(
+        f"cannot write to the BACK group's disk {disk}: {error.strerror}",
+        hint="look at the disk (its free room, the kernel's log), then run again",
+        subject=str(disk),
+    )
 
 
 class OwnerToken(BaseModel):
@@ -87,8 +117,29 @@ class BackDisk:
 
     @property
     def folder(self) -> Path:
-        """Where the disk keeps what it says, ``.nightferry``."""
+        """Where the disk keeps what it says, for people; nothing is opened by it."""
         return self.path / FOLDER
+
+    @contextmanager
+    def _at(self, *names: str, make: bool = False) -> Iterator[Path]:
+        """A folder below ``.nightferry``, under a path that leads to its descriptor; a missing one is made durably,
+        never the disk's own mount point.
+
+        Raises:
+            FileNotFoundError: it is not there, and not to be made.
+            ClusterError: a symbolic link stands in its place; the disk cannot be written.
+        """
+        self._require_disk()
+        try:
+            fd = open_folder(self.path, (FOLDER, *names), mode=0o700 if make else None)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _unusable(error, self.path) from error
+        try:
+            yield Path(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
 
     @_leased
     def owner(self) -> OwnerToken | None:
@@ -97,9 +148,12 @@ class BackDisk:
         Raises:
             ClusterError: the disk is away, or its newest token cannot be read.
         """
-        self._require_disk()
-        epochs = self._epochs()
-        return _load(self.folder / f"owner.{epochs[-1]}", OwnerToken) if epochs else None
+        try:
+            with self._at() as folder:
+                epochs = _epochs(folder)
+                return self._load(folder / f"owner.{epochs[-1]}", OwnerToken) if epochs else None
+        except FileNotFoundError:
+            return None
 
     @_leased
     def take(self, node: str, run: str, expected_epoch: int, *, above: int = 0) -> OwnerToken:
@@ -119,13 +173,15 @@ class BackDisk:
         epoch = present.epoch if present is not None else 0
         if epoch == expected_epoch:
             token = OwnerToken(epoch=max(epoch, above) + 1, node=node, run=run, at=self._clock.now())
-            try:
-                self._create(self._made(self.folder) / f"owner.{token.epoch}", token)
-            except FileExistsError:
-                present = self.owner()
-            else:
-                self._prune()
-                return token
+            with self._at(make=True) as folder:
+                try:
+                    self._create(folder / f"owner.{token.epoch}", token)
+                except FileExistsError:
+                    present = self.owner()
+                else:
+                    for old in _epochs(folder)[:-TOKENS_KEPT]:
+                        (folder / f"owner.{old}").unlink(missing_ok=True)
+                    return token
         holder = f"{present.node} with epoch {present.epoch}" if present is not None else "nobody"
         raise NotOwner(
             f"the disk {self.path} belongs to {holder}, not to epoch {expected_epoch} any more",
@@ -154,33 +210,36 @@ class BackDisk:
             IntegrityError: another seal of this run already has the number.
             ClusterError: the disk cannot be written.
         """
-        path = self._made(self._run_folder(seal.run)) / f"seal.{seal.number}.json"
-        self._write_once(path, seal, lambda: _load(path, SealRecord))
+        self._write_once(seal.run, f"seal.{seal.number}.json", seal)
 
     @_leased
     def read_seal(self, run: str) -> SealRecord | None:
         """The run's newest seal; None when it was not sealed here."""
-        self._require_disk()
-        folder = self._run_folder(run)
-        numbers = sorted(int(m[1]) for path in _entries(folder) if (m := _SEAL.fullmatch(path.name)))
-        return _load(folder / f"seal.{numbers[-1]}.json", SealRecord) if numbers else None
+        try:
+            with self._at(*_seals_of(run)) as folder:
+                numbers = sorted(int(m[1]) for name in os.listdir(folder) if (m := _SEAL.fullmatch(name)))
+                return self._load(folder / f"seal.{numbers[-1]}.json", SealRecord) if numbers else None
+        except FileNotFoundError:
+            return None
 
     @_leased
     def write_approval(self, approval: ApprovalRecord) -> None:
         """Keeps an approval; durable on return. The same approval again changes nothing."""
         digest = hashlib.sha256(_dump(approval)).hexdigest()[:24]
-        path = self._made(self._run_folder(approval.run)) / f"approval.{digest}.json"
-        self._write_once(path, approval, lambda: _load(path, ApprovalRecord))
+        self._write_once(approval.run, f"approval.{digest}.json", approval)
 
     @_leased
     def read_approvals(self, run: str) -> list[ApprovalRecord]:
         """The run's approvals, the oldest first."""
-        self._require_disk()
-        found = [
-            _load(path, ApprovalRecord)
-            for path in _entries(self._run_folder(run))
-            if path.name.startswith("approval.") and path.suffix == ".json"
-        ]
+        try:
+            with self._at(*_seals_of(run)) as folder:
+                found = [
+                    self._load(folder / name, ApprovalRecord)
+                    for name in sorted(os.listdir(folder))
+                    if name.startswith("approval.") and name.endswith(".json")
+                ]
+        except FileNotFoundError:
+            return []
         return sorted(found, key=lambda approval: approval.at)
 
     @_leased
@@ -190,20 +249,33 @@ class BackDisk:
         Raises:
             ClusterError: the disk is away, or cannot be written.
         """
-        self._require_disk()
-        with self._written():
-            for folder in _entries(self.folder / "seals"):
-                if folder.is_symlink() or not folder.is_dir():
-                    continue
-                if folder.name not in expired:
-                    remove_dead_drafts(folder)
-                    continue
-                for path in _entries(folder):
-                    if _SEAL.fullmatch(path.name) or path.name.startswith(("approval.", DRAFT_PREFIX)):
-                        path.unlink(missing_ok=True)
-                if not _entries(folder):
-                    folder.rmdir()
-            remove_dead_drafts(self.folder)
+        try:
+            with self._at() as top, disk_errors(self.path):
+                for run in self._runs_with_seals():
+                    self._clear_run(run, expired)
+                remove_dead_drafts(top)
+        except FileNotFoundError:
+            return
+
+    def _runs_with_seals(self) -> list[str]:
+        try:
+            with self._at("seals") as seals, os.scandir(seals) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return []
+
+    def _clear_run(self, run: str, expired: Collection[str]) -> None:
+        with self._at("seals", run) as folder:
+            if run not in expired:
+                remove_dead_drafts(folder)
+                return
+            for name in os.listdir(folder):
+                if _SEAL.fullmatch(name) or name.startswith(("approval.", DRAFT_PREFIX)):
+                    (folder / name).unlink(missing_ok=True)
+            empty = not os.listdir(folder)
+        if empty:
+            with self._at("seals") as seals:
+                (seals / run).rmdir()
 
     def _require_disk(self) -> None:
         if not self.path.is_dir():
@@ -213,77 +285,47 @@ class BackDisk:
                 subject=str(self.path),
             )
 
-    def _made(self, folder: Path) -> Path:
-        """The folder, created durably below ``.nightferry``, never the disk's own mount point."""
-        self._require_disk()
-        missing = [level for level in (folder, *folder.parents) if level != self.path and not level.exists()]
-        with self._written():
-            for level in reversed(missing):
-                level.mkdir(mode=0o700, exist_ok=True)
-                sync_folder(level.parent)
-        return folder
-
     def _create(self, path: Path, record: BaseModel) -> None:
         """Raises:
         FileExistsError: the name is taken.
         ClusterError: the disk is full, or fails.
         """
-        with self._written():
+        with disk_errors(self.path):
             create_file(path, _dump(record))
 
-    @contextmanager
-    def _written(self) -> Iterator[None]:
+    def _write_once(self, run: str, name: str, record: BaseModel) -> None:
+        with self._at(*_seals_of(run), make=True) as folder:
+            try:
+                self._create(folder / name, record)
+            except FileExistsError:
+                if self._load(folder / name, type(record)) != record:
+                    path = self.folder.joinpath(*_seals_of(run), name)
+                    raise IntegrityError(
+                        f"{path} already says something else",
+                        hint="nothing was changed; look at both with `nightferry gate show`",
+                        subject=str(path),
+                    ) from None
+
+    def _load(self, path: Path, model: type[_M]) -> _M:
         try:
-            yield
-        except FileExistsError:
-            raise
-        except OSError as error:
+            return model.model_validate_json(read_regular(path, _MOST_BYTES))
+        except (OSError, ValidationError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not what it should be"
+            shown = os.readlink(path.parent) + f"/{path.name}"
             raise ClusterError(
-                f"cannot write to the BACK group's disk {self.path}: {error.strerror}",
-                hint="look at the disk (its free room, the kernel's log), then run again",
-                subject=str(self.path),
+                f"cannot read {shown}: {reason}",
+                hint="compare the BACK disk with the catalog before anything is written to it",
+                subject=shown,
             ) from error
 
-    def _run_folder(self, run: str) -> Path:
-        return self.folder / "seals" / str(parse_run(run))
 
-    def _epochs(self) -> list[int]:
-        return sorted(int(m[1]) for path in _entries(self.folder) if (m := _TOKEN.fullmatch(path.name)))
-
-    def _prune(self) -> None:
-        for epoch in self._epochs()[:-TOKENS_KEPT]:
-            (self.folder / f"owner.{epoch}").unlink(missing_ok=True)
-
-    def _write_once(self, path: Path, record: _M, present: Callable[[], _M]) -> None:
-        try:
-            self._create(path, record)
-        except FileExistsError:
-            if present() != record:
-                raise IntegrityError(
-                    f"{path} already says something else",
-                    hint="nothing was changed; look at both with `nightferry gate show`",
-                    subject=str(path),
-                ) from None
+def _seals_of(run: str) -> tuple[str, str]:
+    return "seals", str(parse_run(run))
 
 
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
+def _epochs(folder: Path) -> list[int]:
+    return sorted(int(m[1]) for name in os.listdir(folder) if (m := _TOKEN.fullmatch(name)))
 
 
 def _dump(record: BaseModel) -> bytes:
     return (json.dumps(record.model_dump(mode="json"), indent=2, sort_keys=True) + "\n").encode()
-
-
-def _load(path: Path, model: type[_M]) -> _M:
-    try:
-        return model.model_validate_json(read_regular(path, _MOST_BYTES))
-    except (OSError, ValidationError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not what it should be"
-        raise ClusterError(
-            f"cannot read {path}: {reason}",
-            hint="compare the BACK disk with the catalog before anything is written to it",
-            subject=str(path),
-        ) from error

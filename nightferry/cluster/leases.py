@@ -18,7 +18,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, ClusterError
+from nightferry.transfer.below import folder_below, open_folder
 from nightferry.transfer.durable import write_all
+from nightferry.transfer.regular import open_regular
 
 _LARGEST_BYTES = 64 << 10
 
@@ -39,7 +41,7 @@ class Leases:
     """The readers of one BACK group's disk.
 
     Args:
-        folder: Theirs alone, the same one on every node; made when first used.
+        folder: ``locks/<name>`` of the catalog: theirs alone, the same one on every node; made when first used.
         back_group: Whose disk, for messages.
         clock: Dates leases.
     """
@@ -94,9 +96,14 @@ class Leases:
         Raises:
             OSError: it cannot be written.
         """
-        path = self._folder / f"{reader.host}-{reader.pid}-{secrets.token_hex(6)}.json"
+        folder = self._opened()
+        path = Path(f"/proc/self/fd/{folder}") / f"{reader.host}-{reader.pid}-{secrets.token_hex(6)}.json"
         draft = path.with_suffix(".draft")
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except BaseException:
+            os.close(folder)
+            raise
         try:
             # The lock on the description tells a living holder from one that was killed, so the
             # description gets the name that others look for only when it is locked.
@@ -110,14 +117,17 @@ class Leases:
                 with suppress(OSError):
                     name.unlink(missing_ok=True)
             os.close(fd)
+            os.close(folder)
 
     def readers(self) -> list[Reader]:
         """Who reads from the disk now, the oldest first."""
         try:
-            paths = [path for path in self._folder.iterdir() if path.suffix == ".json"]
+            with folder_below(*self._below) as folder:
+                living = [_living(path) for path in folder.iterdir() if path.suffix == ".json"]
         except FileNotFoundError:
             return []
-        living = (_living(path) for path in paths)
+        except OSError as error:
+            raise self._unwritable(error) from error
         return sorted((reader for reader in living if reader is not None), key=lambda reader: reader.since)
 
     def clear(self) -> None:
@@ -132,8 +142,9 @@ class Leases:
         lock = self._lock_file()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for draft in self._folder.glob("*.draft"):
-                draft.unlink(missing_ok=True)
+            with folder_below(*self._below) as folder:
+                for draft in folder.glob("*.draft"):
+                    draft.unlink(missing_ok=True)
         except BlockingIOError:
             return
         finally:
@@ -154,19 +165,27 @@ class Leases:
         finally:
             os.close(lock)
 
+    @property
+    def _below(self) -> tuple[Path, tuple[str, str]]:
+        """The catalog's folder, which may be a link, and the names below it, which may not."""
+        return self._folder.parents[1], (self._folder.parent.name, self._folder.name)
+
+    def _opened(self) -> int:
+        """A descriptor of the folder, made where it is missing."""
+        return open_folder(*self._below, mode=0o700)
+
     def _lock_file(self) -> int:
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(
-                self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-            )
+            with folder_below(*self._below, mode=0o700) as folder:
+                return open_regular(folder / "lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise self._unwritable(error) from error
 
     def _lock_file_as_it_is(self) -> int | None:
         """The lock on a file system that cannot be written; None where it was never made."""
         try:
-            return os.open(self._folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with folder_below(*self._below) as folder:
+                return open_regular(folder / "lock")
         except OSError:
             return None
 
@@ -194,7 +213,7 @@ class Leases:
 def _living(path: Path) -> Reader | None:
     """The description, if its holder still holds it; what a killed holder left is removed."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_regular(path)
     except FileNotFoundError:
         return None
     try:

@@ -23,11 +23,12 @@ def begin_writeback(fd: int, position: int) -> int:
 
 
 class FreshFile:
-    """A file written in order, mode 0600, whatever was there before being gone. Use as a context
-    manager."""
+    """A new file written in order, mode 0600, in the place of what was there before: that is never opened, as it
+    may be a FIFO, or another name of a file elsewhere. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        path.unlink(missing_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._done, self._mark = 0, WRITEBACK_BYTES
 
     def write(self, data: bytes | memoryview) -> None:

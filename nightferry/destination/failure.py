@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nightferry.errors import DestinationError, MediumFull, Unavailable
+from nightferry.transfer.below import name_really
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _AWAY = {
@@ -53,4 +54,5 @@ def os_errors(subject: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        name_really(error)
         raise as_destination_error(error, subject) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -12,7 +13,8 @@ from typing import Protocol
 
 from nightferry.destination.durable import FreshFile
 from nightferry.destination.failure import os_errors
-from nightferry.errors import MediumDamaged, Unavailable
+from nightferry.errors import DestinationError, MediumDamaged, Unavailable
+from nightferry.transfer.below import LINK, folder_below, open_folder
 from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, sync_folder, write_all
 from nightferry.transfer.regular import NO_FILE, open_regular, read_at
 
@@ -22,6 +24,7 @@ ReadAt = Callable[[int, int], bytes]
 
 _UNREADABLE = frozenset({errno.EIO, errno.EILSEQ, errno.ENODATA})
 """What a disk answers for blocks that it cannot read."""
+FOLDER_MODE = 0o700
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -85,39 +88,40 @@ class Objects(Protocol):
 
 class FolderObjects:
     """A folder on a mounted disk. Folders 0700, files 0600, fsynced before they appear under their
-    names."""
+    names.
+
+    The root may be a symbolic link. Below it every folder is reached by descriptor: a link in the place of one is
+    refused, as it would lead out of the destination.
+    """
 
     def __init__(self, name: str, root: str) -> None:
         self._name = name
         self._root = Path(root)
 
     def require_root(self) -> None:
-        with os_errors(self._name):
+        with self._errors():
             there = self._root.is_dir()
         if not there:
             raise Unavailable(f"the folder {self._root} is not there", subject=self._name)
 
     def make_root(self) -> None:
-        with os_errors(self._name):
+        with self._errors():
             if not self._root.exists() and self._root.parent.is_dir():
-                self._root.mkdir(mode=0o700)
+                self._root.mkdir(mode=FOLDER_MODE)
             remove_dead_drafts(self._root)
 
     def exists(self, path: str) -> bool:
-        with os_errors(self._name):
-            return (self._root / path).exists()
+        return self._status(path) is not None
 
     def size(self, path: str) -> int | None:
-        with os_errors(self._name):
-            try:
-                return (self._root / path).stat().st_size
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        status = self._status(path)
+        return None if status is None else status.st_size
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        with os_errors(self._name):
+        with self._errors():
             try:
-                fd = open_regular(self._root / path)
+                with self._at(path) as place:
+                    fd = open_regular(place)
                 try:
                     wanted = os.fstat(fd).st_size - offset if length is None else length
                     return read_at(fd, offset, wanted)
@@ -138,44 +142,40 @@ class FolderObjects:
         yield partial(self.read, path)
 
     def write(self, path: str, pieces: Pieces) -> None:
-        target = self._root / path
-        fresh = target.with_name(f".{target.name}.new")
-        with os_errors(self._name):
-            self._make(target.parent)
-        self._fill(fresh, pieces)
-        with os_errors(self._name):
-            fresh.replace(target)
-            sync_folder(target.parent)
+        with self._made(path.rpartition("/")[0]) as folder:
+            target = folder / path.rpartition("/")[2]
+            fresh = target.with_name(f".{target.name}.new")
+            self._fill(fresh, pieces)
+            with self._errors():
+                fresh.replace(target)
+                sync_folder(folder)
 
     def publish(self, folder: str, epoch: int, files: Mapping[str, Pieces], last: tuple[str, bytes]) -> None:
-        target = self._root / folder
-        partial = target / f".partial-{epoch}"
-        with os_errors(self._name):
-            self._make(partial)
-        for name, pieces in {**files, last[0]: [last[1]]}.items():
-            self._fill(partial / name, pieces)
-        with os_errors(self._name):
-            for name in files:
-                (partial / name).rename(target / name)
-            sync_folder(target)
-            (partial / last[0]).rename(target / last[0])
-            partial.rmdir()
-            sync_folder(target)
+        drafts = f"{folder}/.partial-{epoch}"
+        with self._made(drafts) as partial, self._made(folder) as target:
+            for name, pieces in {**files, last[0]: [last[1]]}.items():
+                self._fill(partial / name, pieces)
+            with self._errors():
+                for name in files:
+                    (partial / name).rename(target / name)
+                sync_folder(target)
+                (partial / last[0]).rename(target / last[0])
+                (target / f".partial-{epoch}").rmdir()
+                sync_folder(target)
 
     def _fill(self, path: Path, pieces: Pieces) -> None:
         """Writes and fsyncs a file. What the source of ``pieces`` raises is not the destination's error."""
-        with os_errors(self._name):
+        with self._errors():
             opened = FreshFile(path)
         with opened as file:
             for piece in pieces:
-                with os_errors(self._name):
+                with self._errors():
                     file.write(piece)
-            with os_errors(self._name):
+            with self._errors():
                 file.sync()
 
     def create(self, path: str, data: bytes) -> bool:
-        target = self._root / path
-        with os_errors(self._name):
+        with self._errors(), self._at(path) as target:
             try:
                 create_file(target, data)
             except FileExistsError:
@@ -199,48 +199,82 @@ class FolderObjects:
         return True
 
     def remove(self, path: str) -> None:
-        target = self._root / path
-        with os_errors(self._name):
+        with self._errors():
             try:
-                target.unlink()
+                with self._at(path) as target:
+                    target.unlink()
+                    sync_folder(target.parent)
             except FileNotFoundError:
                 return
-            sync_folder(target.parent)
 
     def remove_empty(self, folder: str) -> None:
-        target = self._root / folder
-        with os_errors(self._name):
+        with self._errors():
             try:
-                target.rmdir()
+                with self._at(folder) as target:
+                    target.rmdir()
+                    sync_folder(target.parent)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
                     raise
-                return
-            sync_folder(target.parent)
 
     def is_folder(self, path: str) -> bool:
-        with os_errors(self._name):
-            target = self._root / path
-            return target.is_dir() and not target.is_symlink()
+        status = self._status(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def names(self, folder: str, *, hidden: bool = False) -> list[str]:
-        with os_errors(self._name):
+        with self._errors():
             try:
-                return sorted(n for n in os.listdir(self._root / folder) if hidden or not n.startswith("."))
+                with folder_below(self._root, folder.split("/")) as place:
+                    return sorted(n for n in os.listdir(place) if hidden or not n.startswith("."))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def changed(self, path: str) -> float:
-        with os_errors(self._name):
-            return (self._root / path).lstat().st_mtime  # a link may lead nowhere
+        with self._errors(), self._at(path) as place:
+            return place.lstat().st_mtime  # a link may lead nowhere
 
     def close(self) -> None:
         """Nothing is held between calls."""
 
-    def _make(self, folder: Path) -> None:
-        """Folders below the root, durably; never the root itself."""
-        for parent in [*reversed(folder.relative_to(self._root).parents), folder.relative_to(self._root)]:
-            path = self._root / parent
-            if parent != Path() and not path.is_dir():
-                path.mkdir(mode=0o700, exist_ok=True)
-                sync_folder(path.parent)
+    def _status(self, path: str) -> os.stat_result | None:
+        """Of what bears the name itself, a link too; None when nothing does."""
+        with self._errors():
+            try:
+                with self._at(path) as place:
+                    return place.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    @contextmanager
+    def _at(self, path: str) -> Iterator[Path]:
+        """An object's path by the descriptor of its folder."""
+        *folders, name = path.split("/")
+        with folder_below(self._root, folders) as folder:
+            yield folder / name
+
+    @contextmanager
+    def _made(self, folder: str) -> Iterator[Path]:
+        """A folder below the root, made durably where it is missing; never the root itself. Errors of what is done
+        inside are left to the caller."""
+        with self._errors():
+            fd = open_folder(self._root, filter(None, folder.split("/")), mode=FOLDER_MODE)
+        try:
+            yield Path(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """See ``os_errors``; a link in the place of a folder is refused with what to do about it."""
+        try:
+            with os_errors(self._name):
+                yield
+        except DestinationError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno == LINK:
+                raise DestinationError(
+                    error.message,
+                    subject=self._name,
+                    hint="put the folder itself in its place, or mount its disk there: below a destination's own "
+                    "folder no symbolic link is followed",
+                ) from error
+            raise

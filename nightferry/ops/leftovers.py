@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from nightferry.cluster.disk import disk_errors
 from nightferry.model.names import image_name
 from nightferry.model.records import ImageRecord
 from nightferry.ops.opened import OpenSite
@@ -40,7 +41,8 @@ def clear_leftovers(opened: OpenSite, back_group: str, *, cancel: Cancel) -> Non
         GroupStopping: the disk is not here, or the cluster takes it away.
         Cancelled: stopped at a chunk; what was not looked at is left for the next run.
     """
-    with opened.working_on(back_group=back_group, cancel=cancel) as narrower:
+    disk = Path(opened.site.back_group(back_group).path)
+    with opened.working_on(back_group=back_group, cancel=cancel) as narrower, disk_errors(disk):
         _clear(opened, back_group, narrower)
 
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from nightferry.errors import ConfigError
 from nightferry.model.names import is_safe, parse_image_name
 from nightferry.model.records import ImageRecord
+from nightferry.transfer.below import LINK, folder_below, open_folder
 from nightferry.transfer.durable import durable_rename, remove_dead_drafts, replace_file
 from nightferry.transfer.reading import FileReader
 from nightferry.transfer.regular import open_regular, read_regular
@@ -27,8 +28,6 @@ ENDINGS: tuple[Ending, ...] = (".tar.partial", ".tar.damaged", ".tar", ".chunks"
 
 META_BYTES = 1 << 20
 """``meta.json`` is no longer."""
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StagedFiles:
@@ -69,7 +68,7 @@ class StagedFiles:
             OSError: it cannot be made.
         """
         with self._leased():
-            os.close(_descend(self._root, self._names, mode=mode))
+            os.close(open_folder(self._root, self._names, mode=mode))
 
     def size_bytes(self, ending: Ending = ".tar") -> int | None:
         """A file's length; None when there is no regular file of that name.
@@ -82,6 +81,10 @@ class StagedFiles:
                 status = os.lstat(folder / self._name(ending))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno == LINK:
+                return None
+            raise
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self, ending: Ending, most_bytes: int) -> bytes:
@@ -184,12 +187,8 @@ class StagedFiles:
     @contextmanager
     def _folder(self) -> Iterator[Path]:
         """The store's folder under a path that leads to its descriptor, whatever is moved meanwhile."""
-        with self._leased():
-            fd = _descend(self._root, self._names)
-            try:
-                yield Path(f"/proc/self/fd/{fd}")
-            finally:
-                os.close(fd)
+        with self._leased(), folder_below(self._root, self._names) as folder:
+            yield folder
 
     def _name(self, ending: Ending) -> str:
         return f"{self.image}{ending}"
@@ -215,7 +214,7 @@ def staged_names(root: Path) -> Iterator[tuple[str, Ending]]:
 def _store_folders(root: Path) -> Iterator[tuple[str, str, list[str]]]:
     for group in _folders_in(root, ()):
         for store in _folders_in(root, (group,)):
-            fd = _descend(root, (group, store))
+            fd = open_folder(root, (group, store))
             try:
                 with os.scandir(fd) as entries:
                     names = sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
@@ -225,32 +224,12 @@ def _store_folders(root: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _folders_in(root: Path, names: tuple[str, ...]) -> list[str]:
-    fd = _descend(root, names)
+    fd = open_folder(root, names)
     try:
         with os.scandir(fd) as entries:
             return sorted(e.name for e in entries if is_safe(e.name) and e.is_dir(follow_symlinks=False))
     finally:
         os.close(fd)
-
-
-def _descend(root: Path, names: tuple[str, ...], *, mode: int | None = None) -> int:
-    """A descriptor of a folder below the root; with a mode the folders below it are made."""
-    fd = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
-    try:
-        for name in names:
-            if mode is not None:
-                try:
-                    os.mkdir(name, mode, dir_fd=fd)
-                    os.chmod(name, mode, dir_fd=fd)  # whatever the umask
-                except FileExistsError:
-                    pass
-            inner = os.open(name, _FOLDER, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _split(name: str) -> tuple[str, Ending | None]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from nightferry.errors import DestinationError, NightferryError, Unavailable
 from nightferry.scsi import libiscsi
 from nightferry.scsi.cdb import LONGEST_BLOCK
+from nightferry.scsi.checked import LOGIN, LOGIN_WITHOUT_DIGEST, RESET, CheckedConnection, Expected, Refused
 from nightferry.scsi.transport import CHECK_CONDITION, CLEARED_BYTES, GOOD, Answer, Indeterminate
 
 _CONNECT_S = 20.0
@@ -73,6 +74,7 @@ class IscsiTransport:
         self._on_end = libiscsi.Callback(self._note_end)
         self._on_reset = libiscsi.Callback(self._note_reset)
         self._buffer = bytearray()
+        self._checked: CheckedConnection | None = None
 
     @property
     def name(self) -> str:
@@ -107,10 +109,13 @@ class IscsiTransport:
             raise
 
     def reset(self, timeout_s: float) -> None:
-        context = self._ready()
+        """See ``Transport.reset``. In a session of its own: what answers it is checked, as in a login."""
+        self.close()
         deadline = time.monotonic() + timeout_s
+        context = self._context = self._login(libiscsi.HEADER_DIGEST_NONE, min(timeout_s, _CONNECT_S))
         self._ended = None
         try:
+            self._check(context, RESET)
             if self._library.iscsi_task_mgmt_lun_reset_async(context, self._lun, self._on_reset, None):
                 raise Unavailable(f"{self.name} takes no reset: {self._error(context)}", subject=self.name)
             while self._ended is None:
@@ -120,9 +125,8 @@ class IscsiTransport:
                 raise Indeterminate(
                     f"{self.name}: the reset was cut off: {self._error(context)}", subject=self.name
                 )
-        except BaseException:
+        finally:
             self.close()
-            raise
         if self._ended != libiscsi.FUNCTION_COMPLETE:
             raise DestinationError(
                 f"{self.name} refuses to be reset (response {self._ended})", subject=self.name
@@ -131,14 +135,14 @@ class IscsiTransport:
     def close(self) -> None:
         if self._context is not None:
             context, self._context = self._context, None
-            self._library.iscsi_destroy_context(context)
+            self._destroy(context)
 
     def _ready(self) -> int:
         """A session that is logged in and was alive a moment ago."""
         if self._context is not None and not self._tend(self._context):
             self.close()
         if self._context is None:
-            self._context = self._login()
+            self._context = self._login(libiscsi.HEADER_DIGEST_OFFERED, _CONNECT_S)
         return self._context
 
     def _tend(self, context: int) -> bool:
@@ -153,7 +157,7 @@ class IscsiTransport:
             if self._library.iscsi_service(context, events) < 0:
                 return False
 
-    def _login(self) -> int:
+    def _login(self, header_digest: int, patience_s: float) -> int:
         library, portal = self._library, self._portal
         context: int | None = library.iscsi_create_context((portal.initiator or own_initiator()).encode())
         if context is None:
@@ -162,8 +166,7 @@ class IscsiTransport:
             library.iscsi_set_noautoreconnect(context, 1)
             library.iscsi_set_targetname(context, portal.target.encode())
             library.iscsi_set_session_type(context, libiscsi.NORMAL_SESSION)
-            library.iscsi_set_header_digest(context, libiscsi.HEADER_DIGEST_OFFERED)
-            library.iscsi_set_tcp_keepalive(context, _KEEPALIVE_S, _KEEPALIVE_TRIES, _KEEPALIVE_S)
+            library.iscsi_set_header_digest(context, header_digest)
             if portal.user:
                 library.iscsi_set_initiator_username_pwd(
                     context, portal.user.encode(), portal.password.encode()
@@ -172,16 +175,42 @@ class IscsiTransport:
             # Logical unit -1: the library sends no TEST UNIT READY of its own and eats no unit attention.
             if library.iscsi_full_connect_async(context, portal.address.encode(), -1, self._on_connect, None):
                 raise self._refused(context)
-            deadline = time.monotonic() + _CONNECT_S
+            deadline = time.monotonic() + patience_s
+            if self._reaches(context, deadline):
+                # Of no use before: the library sets it on the connection, and only there.
+                library.iscsi_set_tcp_keepalive(context, _KEEPALIVE_S, _KEEPALIVE_TRIES, _KEEPALIVE_S)
+                self._check(context, LOGIN if header_digest else LOGIN_WITHOUT_DIGEST)
             while self._connected is None:
                 if not self._serve(context, deadline):
                     raise self._refused(context)
             if self._connected:
                 raise self._refused(context)
         except BaseException:
-            library.iscsi_destroy_context(context)
+            self._destroy(context)
             raise
+        self._uncheck(context)
         return context
+
+    def _reaches(self, context: int, deadline: float) -> bool:
+        """Whether the connection is there; if not, the library says why when it is served."""
+        fd = self._library.iscsi_get_fd(context)
+        left = deadline - time.monotonic()
+        return fd >= 0 and left > 0 and self._poll(fd, select.POLLOUT, left) == select.POLLOUT
+
+    def _check(self, context: int, expected: Expected) -> None:
+        """From now on the library sees only answers that are expected."""
+        self._checked = CheckedConnection(self._library.iscsi_get_fd(context), expected)
+
+    def _uncheck(self, context: int) -> None:
+        """The library has its connection back."""
+        if self._checked is not None:
+            checked, self._checked = self._checked, None
+            # Where the library has closed it, the number may be another file's by now.
+            checked.close(give_back=self._library.iscsi_get_fd(context) == checked.fd)
+
+    def _destroy(self, context: int) -> None:
+        self._uncheck(context)
+        self._library.iscsi_destroy_context(context)
 
     def _refused(self, context: int) -> NightferryError:
         said = self._error(context)
@@ -205,7 +234,7 @@ class IscsiTransport:
         text = "".join(c for c in said.decode("utf-8", "replace") if c.isprintable()).strip()
         if "reconnect" in text:
             return "the connection was refused, or broke"  # the library's word for not doing what it is told not to
-        return text or f"no answer in {_CONNECT_S:.0f} s"
+        return text or "no answer in time"
 
     def _serve(self, context: int, deadline: float) -> bool:
         """Lets the library work until something happened; False: the time is up or the connection broke."""
@@ -216,14 +245,28 @@ class IscsiTransport:
         wanted = self._library.iscsi_which_events(context)
         if not wanted:
             left = min(left, _NOTHING_TO_POLL_S)
-        events = self._poll(fd, wanted, left)
+        events = self._poll(fd, wanted, left, self._checked)
+        if self._checked is not None:
+            try:
+                self._checked.carry()
+            except Refused as error:
+                raise DestinationError(
+                    f"the iSCSI target {self._portal.name} is refused: {error}",
+                    hint="name the portal at which the target is; if it is this one, look at what answers there",
+                    subject=self._portal.target,
+                ) from error
+            except OSError:
+                return False
         return bool(self._library.iscsi_service(context, events) >= 0)
 
     @staticmethod
-    def _poll(fd: int, wanted: int, seconds: float) -> int:
+    def _poll(fd: int, wanted: int, seconds: float, checked: CheckedConnection | None = None) -> int:
+        """Events at ``fd``; also returns when a checked connection has something to carry."""
         poll = select.poll()
         poll.register(fd, wanted)
-        return next((events for _, events in poll.poll(int(seconds * 1000 + 0.999))), 0)
+        if checked is not None:
+            checked.register(poll)
+        return next((events for at, events in poll.poll(int(seconds * 1000 + 0.999)) if at == fd), 0)
 
     def _command(
         self, context: int, cdb: bytes, data_out: bytes | memoryview | None, data_in_len: int, deadline: float

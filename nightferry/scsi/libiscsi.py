@@ -12,7 +12,7 @@ SONAME = "libiscsi.so.7"
 NONE, READ, WRITE = 0, 1, 2
 """Directions of a transfer."""
 NORMAL_SESSION = 2
-HEADER_DIGEST_OFFERED = 1
+HEADER_DIGEST_NONE, HEADER_DIGEST_OFFERED = 0, 1
 FUNCTION_COMPLETE = 0
 """The response to a task management function that was done (RFC 7143 §11.6.1)."""
 RESIDUAL_UNDERFLOW = 1

@@ -25,22 +25,28 @@ NO_FILE = errno.EINVAL
 
 
 def open_regular(
-    path: str | Path, flags: int = os.O_RDONLY, *, dir_fd: int | None = None, follow: bool = False
+    path: str | Path,
+    flags: int = os.O_RDONLY,
+    *,
+    dir_fd: int | None = None,
+    follow: bool = False,
+    mode: int = 0o600,
 ) -> int:
-    """Opens a file that is there, at once whatever it is; the caller closes the descriptor.
+    """Opens a file, at once whatever is there; the caller closes the descriptor.
 
     Args:
         path: The file.
         flags: More than ``O_RDONLY`` for one that is to be written.
         dir_fd: The folder that ``path`` is a name in.
         follow: Whether a symbolic link of that name is followed.
+        mode: Of one that ``flags`` make.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file (``EINVAL``, and ``strerror`` says what it is).
     """
     more = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        fd = os.open(path, flags | more, dir_fd=dir_fd)
+        fd = os.open(path, flags | more, mode, dir_fd=dir_fd)
     except OSError as error:
         kind = _KINDS[stat.S_IFLNK] if error.errno == errno.ELOOP else ""
         kind = _KINDS[stat.S_IFSOCK] if error.errno == errno.ENXIO else kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -68,13 +70,26 @@ def test_a_reset_is_told_to_everybody_and_ends_what_others_prevented(
         tgtd.reset()
 
 
-def test_a_reset_without_an_answer_is_indeterminate(drive: IscsiTransport, tgtd: Tgtd) -> None:
+def test_a_reset_that_does_not_reach_the_target_was_not_sent(drive: IscsiTransport, tgtd: Tgtd) -> None:
     is_attention(drive)
     tgtd.pause()
-    with pytest.raises(Indeterminate, match="the reset had no answer"):
+    with pytest.raises(Unavailable, match="does not answer: no answer in time"):
         drive.reset(0.3)
     tgtd.resume()
     assert is_attention(drive)
+    assert not is_attention(drive)
+
+
+def test_a_silent_session_is_kept_alive_and_sends_small_packets_at_once(drive: IscsiTransport) -> None:
+    """Asked of the system after the login: it is the connection itself that the library has again."""
+    is_attention(drive)
+    assert drive._context is not None
+    fd = libiscsi.library().iscsi_get_fd(drive._context)
+    with socket.socket(fileno=os.dup(fd)) as connection:
+        assert connection.family == socket.AF_INET
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_who_a_device_is_can_be_asked(drive: IscsiTransport, tgtd: Tgtd) -> None:

@@ -21,7 +21,9 @@ from nightferry.destination.tape.drive import (
     no_waiting,
 )
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable, WriteProtected
+from nightferry.transfer.below import open_folder
 from nightferry.transfer.durable import remove_dead_drafts, replace_file, sync_folder, write_all
+from nightferry.transfer.regular import open_regular, read_regular
 
 _MARKS = "marks"
 PROTECTED, WORM = "write-protected", "worm"
@@ -29,6 +31,8 @@ PROTECTED, WORM = "write-protected", "worm"
 CLEANER = "CLN"
 """How the barcode of a cleaning cartridge begins."""
 _MARKS_STEP = 16 << 10
+_MOST_MARKS_BYTES = 256 << 20
+"""``marks`` is no longer: a hundred bytes for each tape file."""
 _UNSYNCED_FILES = 16
 """Tape files ended without a commit before one is made anyway: bounds the open files."""
 
@@ -132,6 +136,8 @@ class VirtualDrive:
         self._occupant = occupant
         self._alerts = alerts
         self._barcode = ""
+        self._folder_fd = -1
+        """Of the loaded cartridge's folder: what is moved there meanwhile leads nowhere else."""
         self._protected = self._worm = False
         self._files: list[Runs] = []
         self._tail = Runs([])
@@ -165,31 +171,56 @@ class VirtualDrive:
         barcode = self._occupant()
         if not barcode:
             raise Unavailable(f"drive {self._number} is empty", subject=f"drive {self._number}")
-        folder = self._cartridges / barcode
         with os_errors(f"{barcode} in drive {self._number}"):
-            if not folder.is_dir():
-                raise MediumDamaged(f"cartridge {barcode} has no folder {folder}", subject=barcode)
-            if barcode.startswith(CLEANER):
-                self._alerts.unlink(missing_ok=True)
-                return
-            self._protected, self._worm = (folder / PROTECTED).exists(), (folder / WORM).exists()
-            marks = folder / _MARKS
-            text = marks.read_bytes() if marks.exists() else b""
-            room = len(text)
-            torn = text.partition(b"\0")[0]
-            text = torn[: torn.rfind(b"\n") + 1]
-            try:
-                self._files = [parse_runs(line) for line in text.decode("ascii").splitlines()]
-            except ValueError as error:
-                raise MediumDamaged(f"{marks} cannot be read: {error}", subject=barcode) from error
-            self._marks_bytes = len(text)
-            self._marks_room = room if torn == text else 0
-            self._strays = True
-            tail = self._path(len(self._files), folder)
-            self._tail = uniform(tail.stat().st_size if tail.exists() else 0)
+            self._folder_fd = self._opened_folder(barcode)
+        try:
+            with os_errors(f"{barcode} in drive {self._number}"):
+                self._read_marks(barcode)
+        except BaseException:
+            self._close_folder()
+            raise
+        if barcode.startswith(CLEANER):
+            self._close_folder()
+            return
         self._used = sum(runs.bytes for runs in self._files) + self._tail.bytes
         self._barcode = barcode
         self._file = self._record = 0
+
+    def _opened_folder(self, barcode: str) -> int:
+        try:
+            return open_folder(self._cartridges.parent, (self._cartridges.name, barcode))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise MediumDamaged(
+                f"cartridge {barcode} has no folder {self._cartridges / barcode}", subject=barcode
+            ) from error
+
+    def _read_marks(self, barcode: str) -> None:
+        """What the cartridge is, and which records are on it; a cleaning one cleans."""
+        folder = self._folder
+        if barcode.startswith(CLEANER):
+            self._alerts.unlink(missing_ok=True)
+            return
+        self._protected, self._worm = (folder / PROTECTED).exists(), (folder / WORM).exists()
+        try:
+            text = read_regular(folder / _MARKS, _MOST_MARKS_BYTES)
+        except FileNotFoundError:
+            text = b""
+        room = len(text)
+        torn = text.partition(b"\0")[0]
+        text = torn[: torn.rfind(b"\n") + 1]
+        try:
+            self._files = [parse_runs(line) for line in text.decode("ascii").splitlines()]
+        except ValueError as error:
+            raise MediumDamaged(
+                f"{self._cartridges / barcode / _MARKS} cannot be read: {error}", subject=barcode
+            ) from error
+        self._marks_bytes = len(text)
+        self._marks_room = room if torn == text else 0
+        self._strays = True
+        try:
+            self._tail = uniform(self._path(len(self._files)).lstat().st_size)
+        except FileNotFoundError:
+            self._tail = Runs([])
 
     def unload(self) -> None:
         if not self._barcode:
@@ -198,7 +229,17 @@ class VirtualDrive:
             self._commit()
         finally:
             self._close_files()
+            self._close_folder()
             self._barcode = ""
+
+    @property
+    def _folder(self) -> Path:
+        """The loaded cartridge's, by its descriptor."""
+        return Path(f"/proc/self/fd/{self._folder_fd}")
+
+    def _close_folder(self) -> None:
+        os.close(self._folder_fd)
+        self._folder_fd = -1
 
     def alerts(self) -> tuple[str, ...]:
         with os_errors(f"drive {self._number}"):
@@ -266,7 +307,7 @@ class VirtualDrive:
                 data = os.pread(self._open_for_reading(), size, offset)
             except FileNotFoundError as error:
                 raise MediumDamaged(
-                    f"{where} is not there: {error.filename}", subject=self._barcode
+                    f"{where} is not there: {self._cartridges / self._barcode}", subject=self._barcode
                 ) from error
         if len(data) != size:
             raise MediumDamaged(f"{where} ends after {len(data)} of {size} bytes", subject=self._barcode)
@@ -331,13 +372,13 @@ class VirtualDrive:
     def _runs(self) -> Runs:
         return self._files[self._file] if self._file < len(self._files) else self._tail
 
-    def _path(self, number: int, folder: Path | None = None) -> Path:
-        return (folder or self._cartridges / self._barcode) / f"{number:04d}.tape"
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:04d}.tape"
 
     def _open_for_reading(self) -> int:
         if self._in_file != self._file:
             self._close_reading()
-            self._in = os.open(self._path(self._file), os.O_RDONLY | os.O_CLOEXEC)
+            self._in = open_regular(self._path(self._file))
             self._in_file = self._file
         return self._in
 
@@ -349,8 +390,8 @@ class VirtualDrive:
                 self._path(number).unlink(missing_ok=True)
             self._strays = False
         if self._out < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._out = os.open(self._path(self._file), flags | (0 if self._record else os.O_TRUNC), 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | (0 if self._record else os.O_TRUNC)
+            self._out = open_regular(self._path(self._file), flags)
             os.lseek(self._out, self._tail.bytes, os.SEEK_SET)
             self._writeback = self._tail.bytes + WRITEBACK_BYTES
 
@@ -370,7 +411,7 @@ class VirtualDrive:
             begin_writeback(fd, 0)
         for fd, _ in self._unsynced:
             os.fdatasync(fd)
-        sync_folder(self._cartridges / self._barcode)
+        sync_folder(self._folder)
         self._append_marks("".join(f"{line}\n" for _, line in self._unsynced).encode())
         for fd, _ in self._unsynced:
             os.close(fd)
@@ -378,8 +419,7 @@ class VirtualDrive:
 
     def _append_marks(self, lines: bytes) -> None:
         """Durably. The file grows in steps of NUL bytes, so that most lines change no metadata."""
-        folder = self._cartridges / self._barcode
-        marks = os.open(folder / _MARKS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        marks = open_regular(self._folder / _MARKS, os.O_WRONLY | os.O_CREAT)
         end = self._marks_bytes + len(lines)
         try:
             if end > self._marks_room:
@@ -392,7 +432,7 @@ class VirtualDrive:
         finally:
             os.close(marks)
         if not self._marks_bytes:
-            sync_folder(folder)
+            sync_folder(self._folder)
         self._marks_bytes = end
 
     def _cut(self) -> None:
@@ -406,14 +446,18 @@ class VirtualDrive:
             kept = self._runs().upto(self._record)
             del self._files[self._file :]
             lines = "".join(f"{runs.render()}\n" for runs in self._files).encode()
-            remove_dead_drafts(self._cartridges / self._barcode)
-            replace_file(self._cartridges / self._barcode / _MARKS, lines)
+            remove_dead_drafts(self._folder)
+            replace_file(self._folder / _MARKS, lines)
             self._marks_bytes = self._marks_room = len(lines)
             for number in range(last, self._file - 1, -1):
                 if number > self._file or not kept.count:
                     self._path(number).unlink(missing_ok=True)
                 else:
-                    os.truncate(self._path(number), kept.bytes)
+                    fd = open_regular(self._path(number), os.O_WRONLY)
+                    try:
+                        os.ftruncate(fd, kept.bytes)
+                    finally:
+                        os.close(fd)
         self._tail = kept
         self._used = sum(runs.bytes for runs in self._files) + kept.bytes
 
