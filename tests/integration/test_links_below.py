@@ -1,4 +1,4 @@
-"""A folder of ours that became a symbolic link leads nowhere: it is refused by name, and nothing behind it is touched."""
+"""A folder of ours that became a symbolic link is refused by name, and nothing behind it is touched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from nightferry.errors import NightferryError
 from nightferry.ops import expire
-from nightferry.ops.stream import deliver_catalog
+from nightferry.ops.delivery import deliver_catalog
 from nightferry.ops.verify import verify_copies
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
