@@ -14,6 +14,7 @@ from nightferry.catalog.storage import folder_of
 from nightferry.errors import CatalogError
 from nightferry.transfer.below import folder_below
 from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, replace_file, sync_folder
+from nightferry.transfer.files import room_hint
 from nightferry.transfer.regular import open_regular, read_regular
 from nightferry.transfer.spool import HELD_BYTES, Content, Spooled, pieces_of, whole
 
@@ -35,7 +36,12 @@ def catalog_errors(doing: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CatalogError(f"cannot {doing} {path}: {reason}", operation=doing, subject=str(path)) from error
+        raise CatalogError(
+            f"cannot {doing} {path}: {reason}",
+            hint=room_hint(error, path),
+            operation=doing,
+            subject=str(path),
+        ) from error
 
 
 def make_folder(folder: Path) -> None:
@@ -103,7 +109,8 @@ class FolderStorage:
             except FileExistsError:
                 return False
             except OSError as error:
-                if error.errno not in _NO_LINKS:
+                # Of a file that cannot be written EPERM says something else; only a link's has a second name.
+                if error.errno not in _NO_LINKS or (error.errno == errno.EPERM and error.filename2 is None):
                     raise
                 raise CatalogError(
                     f"{target.parent} is on a file system without hard links",

@@ -20,6 +20,7 @@ from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, ClusterError
 from nightferry.transfer.below import folder_below, open_folder
 from nightferry.transfer.durable import write_all
+from nightferry.transfer.files import room_hint
 from nightferry.transfer.regular import open_regular
 
 _LARGEST_BYTES = 64 << 10
@@ -72,9 +73,9 @@ class Leases:
             except ClusterError as error:
                 if warn is None:
                     raise
-                warn(f"no lease for the {who}: {error.message}")
                 there = self._lock_file_as_it_is()
                 if there is None:
+                    warn(f"no lease for the {who}: {error.message}")
                     yield reader
                     return
                 lock = there
@@ -192,7 +193,8 @@ class Leases:
     def _unwritable(self, error: OSError) -> ClusterError:
         return ClusterError(
             f"cannot lock the disk of {self._back_group} in {self._folder}: {error.strerror}",
-            hint="the folder of the catalog must be there and writable on every node",
+            hint=room_hint(error, self._folder)
+            or "the folder of the catalog must be there and writable on every node",
             subject=str(self._folder),
         )
 

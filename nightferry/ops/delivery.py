@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime
 
 from nightferry.destination.ours import catalog_name
@@ -13,8 +12,6 @@ from nightferry.model.records import CopyRecord
 from nightferry.ops.beside import put_beside
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
-
-log = logging.getLogger(__name__)
 
 
 def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
@@ -46,6 +43,5 @@ def deliver_everywhere(opened: OpenSite) -> dict[str, NightferryError]:
         try:
             deliver_catalog(opened, settings.name, opened.clock.now())
         except (DestinationError, ConfigError, BusyError) as error:
-            log.warning("no copy of the catalog came to %s: %s", settings.name, error.message)
             failed[settings.name] = error
     return failed

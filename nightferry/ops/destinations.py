@@ -45,7 +45,7 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
             )
 
             def tell(text: str) -> None:
-                opened.progress.say(text, settings.name)
+                opened.warn(text, settings.name)
 
             leases = None
             if opened.site.catalog_path is None:

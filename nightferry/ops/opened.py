@@ -467,10 +467,12 @@ class OpenSite:
                 found.setdefault(record.destination, set()).add(record.barcode)
         return found
 
-    def warn(self, text: str) -> None:
-        """Says what a verb goes on without."""
-        log.warning("%s", text)
-        self.progress.say(text)
+    def warn(self, text: str, subject: str = "") -> None:
+        """Says, once, what a verb goes on without: to whoever watches its progress, else in the log."""
+        if self.progress is QUIET:
+            log.warning("%s", f"{subject}: {text}" if subject else text)
+        else:
+            self.progress.say(text, subject)
 
     # -- closing ------------------------------------------------------------------------------
 

@@ -15,7 +15,13 @@ sector.
 """
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the system says where there is no room."""
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
+
+
+def room_hint(error: OSError, place: object) -> str:
+    """What to do about an error of a place that has no room; empty when it is another one."""
+    return f"free room on the file system of {place}" if error.errno in NO_SPACE else ""
 
 
 def round_up(count: int) -> int:

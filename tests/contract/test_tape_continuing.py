@@ -115,6 +115,59 @@ def test_the_number_of_cartridges_that_are_missing_is_enough(process: Open, imag
     assert len(set(barcodes(put(enough.tape, image)))) > 1
 
 
+def missing_of(process: Open, image: Image, pool: list[str]) -> tuple[int, float]:
+    """How many cartridges are missing by the message, and for how many MiB, when the pool has but these."""
+    tape = process(pool).tape
+    if tape.find(image.image, 1) is None:  # as the night looks before it goes on
+        tape.remember(image.image, 1, tape.unfinished(image.image, 1) or {})
+    with pytest.raises(NoScratch) as refused:
+        put(tape, image)
+    number, _, _, size, unit = refused.value.message.split(": ")[1].split()
+    assert unit == "MiB"
+    return int(number), float(size)
+
+
+def require_no_fewer(process: Open, image: Image, had: int) -> None:
+    """As many cartridges as the message says are enough, and one fewer is not."""
+    missing, size = missing_of(process, image, BARCODES[:had])
+    left = process(BARCODES[:had]).tape.unfinished(image.image, 1)
+    assert left is not None
+    assert size == round((image.size_bytes - sum(part["bytes"] for part in left["parts"])) / MIB, 1)
+    if missing > 1:
+        assert missing_of(process, image, BARCODES[: had + missing - 1])[0] == 1
+    enough = process(BARCODES[: had + missing])
+    enough.tape.unfinished(image.image, 1)
+    receipt = put(enough.tape, image)
+    assert read_all(enough.tape, receipt) == image.data
+    assert set(barcodes(receipt)) - set(BARCODES[:had]) == set(BARCODES[had : had + missing])
+
+
+@pytest.mark.parametrize("mib", [8, 14, 15, 21, 22, 30])
+def test_no_fewer_cartridges_would_do_than_are_said_to_be_missing(
+    request: pytest.FixtureRequest, tmp_path: Path, register: LastingRegister, mib: int
+) -> None:
+    """Seven records fit on a cartridge of 8 MiB, and the final trailer behind them: at 14 and 21 MiB two and three."""
+    shop = KINDS["virtual"](tmp_path, request)
+    image = Image("20261130-TEX-BACK-1.SG1.a.L0", os.urandom(mib * MIB))
+    require_no_fewer(lambda pool: Process(shop.open(), register, pool), image, 1)
+
+
+@pytest.mark.parametrize("at", ["label", "part", "trailer", "claim", "record"])
+def test_no_fewer_cartridges_would_do_after_a_kill_than_are_said_to_be_missing(
+    request: pytest.FixtureRequest, tmp_path: Path, register: LastingRegister, image: Image, at: str
+) -> None:
+    shop = KINDS["virtual"](tmp_path, request)
+    child = os.fork()
+    if child == 0:
+        try:
+            die(shop.open(), register, image, at)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    register.reload()
+    require_no_fewer(lambda pool: Process(shop.open(), register, pool), image, 2)
+
+
 def test_an_empty_pool_costs_no_mounts(process: Open, image: Image) -> None:
     with pytest.raises(NoScratch):
         put(process(BARCODES[:2]).tape, image)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import needs
 from tests.support import night
-from tests.support.command_site import Command
+from tests.support.command_site import Command, process
 from tests.support.disks import bound_read_only, small_disk
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -78,6 +78,30 @@ def test_a_store_comes_back_from_any_copy(
         back = nightferry(unwritable.file, "restore", "store", "SG1/a", "--to", target, "--copy", copy)
         assert back.code == 0, back.err
         assert diff(unwritable.store("SG1/a"), target) == ""
+
+
+@pytest.mark.parametrize("copy", ["staging", "tape"])
+def test_what_cannot_be_written_down_is_said_once(unwritable: SmallSite, copy: str, tmp_path: Path) -> None:
+    back = process(
+        unwritable.file, "restore", "store", "SG1/a", "--to", str(tmp_path / "back"), "--copy", copy
+    )
+    assert back.code == 0, back.err
+    reasons = ("Read-only file system", "No space left on device", "Operation not permitted")
+    notices = [line for line in back.err.splitlines() if line.endswith(reasons)]
+    assert len(notices) == 1, back.err
+
+
+def test_the_hint_of_a_full_catalog_is_to_free_room(
+    unwritable: SmallSite, nightferry: Command, request: pytest.FixtureRequest
+) -> None:
+    with unwritable.open() as opened:
+        image = opened.catalog.images()[0].image
+    refused = nightferry(unwritable.file, "hold", "add", image, "--reason", "a test", "--json")
+    assert refused.code == 60
+    is_full = "No space" in refused.error["message"]
+    assert is_full == (request.node.callspec.params["unwritable"] == "full")
+    expected = "free room on the file system of" if is_full else "mounted and writable"
+    assert expected in refused.error["hint"]
 
 
 def test_a_damaged_copy_stops_no_restore_though_it_cannot_be_recorded(

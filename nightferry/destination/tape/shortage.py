@@ -11,7 +11,8 @@ from nightferry.progress import Cancel, Progress
 
 @dataclass(slots=True)
 class Need:
-    """What a lane asks a cartridge for: so many bytes of an image; whom to tell, what stops it, how long it waits.
+    """What a lane asks a cartridge for: so many bytes of an image, and of its final trailer; whom to tell, what stops
+    it, how long it waits.
 
     ``besides`` is the cartridge at hand, when the next one is asked for. A need is used up by one cartridge: ``taken``
     are the cartridges that others had, or that proved unusable; ``said`` is when the wait was last spoken of.
@@ -23,6 +24,7 @@ class Need:
     cancel: Cancel
     wait_s: float
     besides: str = ""
+    trailer_bytes: int = 0
     said: float | None = None
     taken: set[str] = field(default_factory=set)
 
@@ -33,13 +35,15 @@ class Shortage:
     The wait for media is the pool's: an image that finds it empty does not wait as long again as those before it.
 
     Args:
-        usable_bytes: What a cartridge surely takes of images.
+        usable_bytes: What an empty cartridge surely takes of images, up to early warning.
+        reserve_bytes: What it surely takes behind that: a final trailer that fits there needs no other cartridge.
     """
 
-    def __init__(self, usable_bytes: int) -> None:
+    def __init__(self, usable_bytes: int, reserve_bytes: int = 0) -> None:
         self._usable_bytes = max(usable_bytes, RECORD_BYTES)
+        self._reserve_bytes = reserve_bytes
         self._lock = threading.Lock()
-        self._lanes: dict[int, dict[str, int]] = {}
+        self._lanes: dict[int, dict[str, Need]] = {}
         self._since: float | None = None
 
     def found(self, lane: int, image: str) -> None:
@@ -51,16 +55,20 @@ class Shortage:
     def lacks(self, lane: int, need: Need, now: float) -> float:
         """A lane got none; returns for how many seconds the pool has been empty."""
         with self._lock:
-            self._lanes.setdefault(lane, {})[need.image] = need.bytes_left
+            self._lanes.setdefault(lane, {})[need.image] = need
             self._since = now if self._since is None else self._since
             return now - self._since
 
-    def cartridges(self, bytes_left: int) -> int:
-        """How many cartridges so many bytes of one image need."""
-        return max(1, -(-bytes_left // self._usable_bytes))
+    def cartridges(self, *needs: Need) -> int:
+        """How many empty cartridges images need that follow each other, each with its final trailer: the last one's
+        may lie behind early warning."""
+        size = sum(need.bytes_left + need.trailer_bytes for need in needs)
+        if needs[-1].trailer_bytes <= self._reserve_bytes:
+            size -= needs[-1].trailer_bytes
+        return max(1, -(-size // self._usable_bytes))
 
     def all_cartridges(self) -> tuple[int, int]:
         """How many cartridges all that waits needs, summed over the lanes, and how many images wait."""
         with self._lock:
-            lanes = [images for images in self._lanes.values() if images]
-            return sum(self.cartridges(sum(images.values())) for images in lanes), sum(map(len, lanes))
+            lanes = [tuple(images.values()) for images in self._lanes.values() if images]
+            return sum(self.cartridges(*needs) for needs in lanes), sum(map(len, lanes))

@@ -74,8 +74,10 @@ class Stock:
         self.pages = pages
         self._bays = bays
         self._clock = clock
-        besides = bays.reserve_bytes + RECORD_BYTES + LABEL_BYTES + sum(map(len, pages.values()))
-        self._shortage = Shortage(max(cartridge_bytes - besides, cartridge_bytes // 2))
+        besides = bays.reserve_bytes + LABEL_BYTES + sum(map(len, pages.values()))
+        # Early warning comes with a record that is on the cartridge: what it takes are whole records.
+        records = (cartridge_bytes - besides) // RECORD_BYTES
+        self._shortage = Shortage(max(records * RECORD_BYTES, cartridge_bytes // 2), bays.reserve_bytes)
         self._lock = threading.Lock()
         self._claims: dict[str, Bay] = {}
         self._failed: dict[str, Bay] = {}
@@ -189,7 +191,7 @@ class Stock:
                 self._clock.sleep(_CANCEL_S)
 
     def _no_scratch(self, need: Need) -> NoScratch:
-        missing = self._shortage.cartridges(need.bytes_left)
+        missing = self._shortage.cartridges(need)
         in_all, images = self._shortage.all_cartridges()
         text = f"no scratch cartridge in pool {self.pool.name}: {missing} missing for {format_size(need.bytes_left)}"
         if images > 1:

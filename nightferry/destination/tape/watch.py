@@ -145,7 +145,6 @@ class Watch:
         try:
             yield
         except CatalogError as error:
-            _log.warning("%s cannot be recorded: %s", what, error)
             self._tell(f"{what} cannot be recorded: {error.message}")
 
     def left(self, departure: Departure) -> None:

@@ -34,12 +34,17 @@ from nightferry.progress import Cancel, Progress
 _MEMBERS = ("meta.json", "chunks", "index", "site.json", "records.json", "site.toml", "recovery.md")
 
 
+_TRAILER_HEAD_BYTES = 16 << 10
+"""What a final trailer takes besides the side files: its record, the heads of its members, the padding of the tar."""
+
+
 def need_of(
     outgoing: Outgoing, written: int, progress: Progress, cancel: Cancel, wait_s: float, besides: str = ""
 ) -> Need:
-    """What the rest of an image needs behind so many records, its final trailer included."""
-    left = max(outgoing.size_bytes - written * RECORD_BYTES, 1) + sum(map(len, outgoing.side_files.values()))
-    return Need(outgoing.image, left, progress, cancel, wait_s, besides)
+    """What the rest of an image needs behind so many records, and its final trailer."""
+    left = max(outgoing.size_bytes - written * RECORD_BYTES, 1)
+    trailer = _TRAILER_HEAD_BYTES + sum(map(len, outgoing.side_files.values()))
+    return Need(outgoing.image, left, progress, cancel, wait_s, besides, trailer)
 
 
 @dataclass(slots=True)

@@ -10,13 +10,22 @@ from nightferry.progress import QUIET, Cancel
 MIB = 1 << 20
 
 
-def need(image: str, mib: int) -> Need:
-    return Need(image, mib * MIB, QUIET, Cancel(), 0)
+def need(image: str, mib: int, trailer: int = 0) -> Need:
+    return Need(image, mib * MIB, QUIET, Cancel(), 0, trailer_bytes=trailer)
 
 
 @pytest.mark.parametrize(("mib", "cartridges"), [(0, 1), (1, 1), (10, 1), (11, 2), (100, 10), (101, 11)])
 def test_an_image_needs_as_many_cartridges_as_its_bytes_fill(mib: int, cartridges: int) -> None:
-    assert Shortage(10 * MIB).cartridges(mib * MIB) == cartridges
+    assert Shortage(10 * MIB).cartridges(need("a", mib)) == cartridges
+
+
+def test_a_final_trailer_that_fits_behind_early_warning_needs_no_cartridge_of_its_own() -> None:
+    shortage = Shortage(10 * MIB, MIB)
+    assert shortage.cartridges(need("a", 10, MIB)) == 1
+    assert shortage.cartridges(need("a", 10, MIB + 1)) == 2
+    # Of images that follow each other only the last one's can lie there.
+    assert shortage.cartridges(need("a", 5, MIB), need("b", 5, MIB)) == 2
+    assert shortage.cartridges(need("a", 5, MIB), need("b", 4, MIB)) == 1
 
 
 def test_what_waits_is_summed_over_the_lanes() -> None:
