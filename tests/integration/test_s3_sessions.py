@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from pathlib import Path
 
 import pytest
 
 from nightferry.destination.s3 import probe
+from nightferry.destination.s3.backoff import Backoff
+from nightferry.destination.s3.bucket import Bucket
+from nightferry.destination.s3.client import connect
+from nightferry.destination.s3.failure import is_passing
 from nightferry.errors import Unavailable
+from nightferry.model.destinations import S3Settings
 from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import KEYS, WRITER_KEYS, Seaweed
 from tests.support.buckets import PART, open_bucket
 from tests.support.outgoing import MIB, PlainImage, put
+from tests.support.small_site import HandClock
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
@@ -29,6 +36,11 @@ EXPIRED = Fault(
 @pytest.fixture(autouse=True)
 def _ask_the_store_again() -> None:
     probe.forget()
+
+
+def profile(keys: tuple[str, str]) -> str:
+    """A file of keys, as the tools that log in write it."""
+    return f"[night]\naws_access_key_id = {keys[0]}\naws_secret_access_key = {keys[1]}\n"
 
 
 def image(parts: int = 4) -> PlainImage:
@@ -74,7 +86,7 @@ def test_newer_keys_are_taken_in_the_middle_of_an_upload(
     file = tmp_path / "credentials"
 
     def log_in(keys: tuple[str, str]) -> None:
-        file.write_text(f"[night]\naws_access_key_id = {keys[0]}\naws_secret_access_key = {keys[1]}\n")
+        file.write_text(profile(keys))
 
     log_in(KEYS)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
@@ -82,9 +94,14 @@ def test_newer_keys_are_taken_in_the_middle_of_an_upload(
     given = {"profile": "night", "access_key": None, "secret_key": None}
     destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint, **given)
 
+    writing, logged_in = threading.Lock(), list[bool]()
+
     def first_keys_expire_after_two_parts(ask: Ask) -> Fault | None:
         if f"Credential={KEYS[0]}/" in ask.headers["Authorization"] and proxy.count(is_data_part) > 2:
-            log_in(WRITER_KEYS)
+            with writing:  # parts are sent side by side: whoever is told finds the newer keys
+                if not logged_in:
+                    log_in(WRITER_KEYS)
+                    logged_in.append(True)
             return EXPIRED
         return None
 
@@ -92,6 +109,51 @@ def test_newer_keys_are_taken_in_the_middle_of_an_upload(
     assert put(destination, wanted).verified
     assert stored_sha256(seaweed, prefix) == hashlib.sha256(wanted.data).hexdigest()
     destination.close()
+
+
+@pytest.mark.parametrize("half", [0, 8, 40, 60])
+def test_keys_that_are_half_written_are_waited_for(
+    seaweed: Seaweed, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: int
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text(profile(KEYS))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    prefix, wanted = seaweed.prefix(), image(1)
+
+    class WritesOn(HandClock):
+        def sleep(self, seconds: float) -> None:
+            file.write_text(profile(WRITER_KEYS))
+            super().sleep(seconds)
+
+    given = {"profile": "night", "access_key": None, "secret_key": None}
+    destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint, clock=WritesOn(), **given)
+    # The first keys are known; the file is being written from here on.
+    file.write_text(profile(WRITER_KEYS)[:half])
+    proxy.rule = lambda ask: EXPIRED if f"Credential={KEYS[0]}/" in ask.headers["Authorization"] else None
+    assert put(destination, wanted).verified
+    assert stored_sha256(seaweed, prefix) == hashlib.sha256(wanted.data).hexdigest()
+    destination.close()
+
+
+def test_keys_that_are_others_at_each_look_are_taken_when_they_come_whole(
+    seaweed: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a role's do, or those of a program that gives a session each time."""
+    program, looks, config = (tmp_path / name for name in ("keys", "looks", "config"))
+    program.write_text(
+        f"#!/bin/sh\necho >> {looks}\n"
+        f"""echo '{{"Version": 1, "AccessKeyId": "'$(wc -l < {looks})'", "SecretAccessKey": "x"}}'\n"""
+    )
+    program.chmod(0o755)
+    config.write_text(f"[profile night]\ncredential_process = {program}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    given = S3Settings(name="cloud", kind="s3", url="s3://b/x", endpoint=seaweed.endpoint, profile="night")
+    clock = HandClock()
+    used = connect(given)
+    bucket = Bucket("cloud", used, Backoff(is_passing, clock=clock))
+    assert bucket._renewed(used)
+    assert len(looks.read_text().splitlines()) == 2
+    assert clock.monotonic() == HandClock().monotonic()
 
 
 def test_nobody_waits_for_100_continue(seaweed: Seaweed, proxy: Proxy) -> None:

@@ -51,6 +51,11 @@ class Backoff:
         self._until = 0.0
 
     @property
+    def clock(self) -> Clock:
+        """By which it waits."""
+        return self._clock
+
+    @property
     def level(self) -> int:
         """How often the rest has been doubled; 0 when the endpoint answers."""
         return self._level

@@ -41,6 +41,10 @@ READ_BYTES = 256 << 10
 DIGEST = "nightferry-digest"
 """User metadata of an image's data: the image's digest, by which a retry knows its own object again."""
 
+WRITTEN_S = 5.0
+"""For so long a file of keys may be on its way to the disk."""
+LOOK_S = 0.25
+
 T = TypeVar("T")
 
 
@@ -172,7 +176,7 @@ class Bucket:
         with self._renewal:
             if self._connection is used:
                 try:
-                    fresh = used.again()
+                    fresh = self._opened_again(used)
                 except ConfigError as error:
                     log.warning(
                         "%s: the session has expired, and there are no newer keys: %s", self.name, error
@@ -185,6 +189,39 @@ class Bucket:
                 self._given_up.append(used)  # other threads may be at work with it
                 self._connection = fresh
             return True
+
+    def _opened_again(self, used: Connection) -> Connection:
+        """The connection with the keys as they are now.
+
+        Tools that log in write their file in place: for a moment it is empty, or has a half of them, which may look
+        whole. Other keys of a file count when two looks at them agree.
+
+        Raises:
+            ConfigError: they cannot be read, or change, for ``WRITTEN_S``.
+        """
+        clock = self._backoff.clock
+        ends = clock.monotonic() + WRITTEN_S
+        before: Connection | None = None
+        why = ConfigError(f"{self.name}: there are no keys, or others at each look", subject=self.name)
+        while True:
+            fresh: Connection | None = None
+            try:
+                fresh = used.again()
+            except ConfigError as error:
+                why = error
+            if before is not None:
+                before.session.close()
+            if fresh is not None:
+                agreed = before is not None and fresh.has_keys_of(before)
+                settled = bool(fresh.credentials) and (agreed or not fresh.reads_a_file)
+                if settled or fresh.has_keys_of(used):
+                    return fresh
+            before = fresh
+            if clock.monotonic() >= ends:
+                if fresh is not None:
+                    fresh.session.close()
+                raise why
+            clock.sleep(LOOK_S)
 
     def require(self) -> None:
         """Raises:

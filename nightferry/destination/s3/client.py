@@ -35,6 +35,12 @@ class Connection:
     again: Callable[[], Connection]
     credentials: Any = field(repr=False)
 
+    @property
+    def reads_a_file(self) -> bool:
+        """Whether the keys are what a file says, which may be half written; all others come whole or not at all."""
+        method = getattr(self.credentials, "method", "")
+        return isinstance(self.credentials, dict) or method in ("shared-credentials-file", "config-file")
+
     def has_keys_of(self, other: Connection) -> bool:
         """Whether both sign with the same keys."""
         return bool(_frozen(self.credentials) == _frozen(other.credentials))
