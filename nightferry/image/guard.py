@@ -33,7 +33,7 @@ BYTES_PER_S: Final = 8 << 20
 _WALL: Final = 4
 """A process that gets a quarter of a processor is not too slow yet."""
 _START_S: Final = 60
-_LOOK_S: Final = 0.1
+_LOOK_MS: Final = 100
 _GROWN_BYTES: Final = 64 << 20
 """A process that has grown by so much ends, to give it back."""
 
@@ -57,7 +57,7 @@ def require_proved(content: Content, kind: Kind, name: str, cancel: Cancel | Non
     file = in_a_file(content)
     allowed_s = CPU_S + len(file) // BYTES_PER_S
     with _lock:
-        reader = _reader()
+        reader = _reader(cancel)
         try:
             answer = reader.ask(file, kind, allowed_s, cancel)
         except TimeoutError:
@@ -83,11 +83,15 @@ def require_proved(content: Content, kind: Kind, name: str, cancel: Cancel | Non
 class _Reader:
     """The process, and the socket to it.
 
+    Args:
+        cancel: Ends the wait for its start.
+
     Raises:
         ConfigError: it cannot be started.
+        Cancelled: a stop was asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cancel: Cancel | None) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -102,7 +106,14 @@ class _Reader:
             )
         self._socket = ours
         self.made_by = os.getpid()
-        if self._answer(time.monotonic() + _START_S, None) is None:
+        try:
+            is_ready = self._answer(time.monotonic() + _START_S, cancel) is not None
+        except TimeoutError:
+            is_ready = False
+        except BaseException:
+            self.end()
+            raise
+        if not is_ready:
             raise ConfigError(
                 f"the process that reads what others may have written does not start (exit {self.end()})",
                 hint=f"run `{sys.executable} -P -m nightferry.image.guard 0` and see what it says",
@@ -121,23 +132,30 @@ class _Reader:
             TimeoutError: it has not answered in time.
         """
         request = json.dumps({"kind": kind, "size": len(file), "cpu_s": allowed_s}).encode()
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            socket.send_fds(self._socket, [request], [file.fileno()])
+            socket.send_fds(self._socket, [request], [fd])
         except BrokenPipeError:
             return None
+        finally:
+            os.close(fd)
         return self._answer(time.monotonic() + allowed_s * _WALL, cancel)
 
     def _answer(self, until: float, cancel: Cancel | None) -> dict[str, str | bool] | None:
-        while not select.select([self._socket], [], [], _LOOK_S)[0]:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        is_heard = False
+        while not is_heard:
             if cancel is not None:
                 cancel.check()
             if time.monotonic() > until:
                 raise TimeoutError
+            is_heard = bool(poll.poll(_LOOK_MS))
         try:
             answer = self._socket.recv(1 << 16)
-        except ConnectionResetError:
+            return dict(json.loads(answer)) if answer else None
+        except (ConnectionResetError, ValueError):
             return None
-        return dict(json.loads(answer)) if answer else None
 
     def end(self) -> int:
         """Ends it, if it has not ended; returns how."""
@@ -154,9 +172,9 @@ _readers: list[_Reader] = []
 """At most one: the one of this process."""
 
 
-def _reader() -> _Reader:
+def _reader(cancel: Cancel | None) -> _Reader:
     if not _readers or not _readers[0].is_there:
-        _readers[:] = [_Reader()]
+        _readers[:] = [_Reader(cancel)]
     return _readers[0]
 
 

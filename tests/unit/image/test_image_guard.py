@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -81,14 +82,14 @@ def test_what_ends_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_file_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_WALL", 0)
     data = an_index(10)
-    guard._reader()
+    guard._reader(None)
     os.kill(process().pid, signal.SIGSTOP)
     with pytest.raises(IntegrityError, match="takes more than 4 s"):
         require_proved(data, "index", "a")
 
 
 def test_a_stop_ends_the_wait_and_the_process() -> None:
-    guard._reader()
+    guard._reader(None)
     asked = process()
     os.kill(asked.pid, signal.SIGSTOP)
     cancel = Cancel()
@@ -108,7 +109,7 @@ def test_a_process_that_cannot_start_is_no_fault_of_the_file(monkeypatch: pytest
 def test_the_process_has_none_of_our_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
     monkeypatch.setattr(guard, "_readers", [])
-    guard._reader()
+    guard._reader(None)
     with open(f"/proc/{process().pid}/environ", "rb") as environ:
         assert b"hunter2" not in environ.read()
     guard._readers[0].end()
@@ -136,3 +137,25 @@ def test_a_spooled_file_is_in_memory_up_to_a_size_and_then_nowhere_by_name() -> 
     assert os.fstat(file.fileno()).st_nlink == 0
     assert len(file) == len(piece) * len(pieces)
     assert file.read(HELD_BYTES - 5, 10) == (piece * 2)[len(piece) - 5 : len(piece) + 5]
+
+
+def test_a_stop_ends_the_wait_for_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_readers", [])
+    cancel = Cancel()
+    cancel.set("a test")
+    with pytest.raises(Cancelled):
+        require_proved(an_index(10), "index", "a", cancel)
+    assert guard._readers == []
+
+
+def test_a_process_with_very_many_files_open_can_ask() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        guard._readers.clear()
+        require_proved(an_index(10), "index", "a")
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
