@@ -25,6 +25,7 @@ from nightferry.ops.owed import owed
 from nightferry.ops.report import night_result
 from nightferry.ops.run import begin_run, end_run, lock_key, run_lock, set_state
 from nightferry.ops.stage import lost_images
+from nightferry.ops.stamps import accept_clock, require_plausible_clock
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success
 from tasks.place import at, require_published
@@ -83,6 +84,10 @@ def two_stage_backup(
                     here.catalog.refresh()
                     require_newest(here, here.catalog.run(run))
                 if stage == "two":
+                    here.catalog.refresh()
+                    if clock_is_right:
+                        accept_clock(here, clock_is_right)
+                    require_plausible_clock(here, "no night goes on")
                     sealed = continue_sealed(here, back_group, run)
                     begun = set_state(here, sealed, flow_run=str(flow_run.get_id() or ""))
                 else:

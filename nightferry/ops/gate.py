@@ -20,6 +20,7 @@ from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, Sea
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.ops.run import due_stores, set_state
 from nightferry.ops.stage import is_safe, require_owner
+from nightferry.ops.stamps import require_plausible_clock
 from nightferry.units import counted
 
 GateState = Literal["open", "held", "closed"]
@@ -255,6 +256,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
 
     Raises:
         ConfigError: no reason, no seal yet, or a store that the seal does not miss.
+        ClockAhead: a run is stamped later than now, and nobody says which clock is right.
         GateClosed: a newer run of the BACK group has neither been let by nor ended.
         NotOwner: the disk, on which it is written down too, is on another node than this one.
     """
@@ -262,6 +264,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
         raise ConfigError("an approval needs a reason", hint="say why with --reason")
     opened.require_disk(run.back_group, f"an approval for {run.back_group}")
     require_newest(opened, run)
+    require_plausible_clock(opened, "nothing is approved")
     view = look(opened, run)
     if view.seal is None:
         raise ConfigError(

@@ -255,7 +255,8 @@ def begin_run(
     opened.mark()
     # What was stamped wrongly is the newest on record: the true night that is newer than it begins now.
     must_follow = bool(clock_is_right) and accept_clock(opened, clock_is_right) is not None
-    require_plausible_clock(opened, "no night begins", moment)
+    # By this node's own clock, not by ``moment``: what is stamped from here on is stamped by it.
+    require_plausible_clock(opened, "no night begins")
     for image in settle_accepted(opened):
         opened.warn(
             f"{image} is given up: the catalog was rebuilt and accepted without it, and its disk has it no more"

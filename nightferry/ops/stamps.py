@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from nightferry.errors import ClockAhead, ConfigError
-from nightferry.model.records import ClockRecord, ImageRecord, RunRecord
+from nightferry.model.records import ApprovalRecord, ClockRecord, ImageRecord, RunRecord, SealRecord
 from nightferry.ops.opened import OpenSite, operator
 from nightferry.units import format_duration
 
@@ -30,6 +30,12 @@ def future_runs(opened: OpenSite, now: datetime | None = None) -> dict[str, date
 
     for run in opened.catalog.all(RunRecord):
         note(run.run, run.started)
+        if run.ended is not None:
+            note(run.run, run.ended)
+    for seal in opened.catalog.all(SealRecord):
+        note(seal.run, seal.at)
+    for approval in opened.catalog.all(ApprovalRecord):
+        note(approval.run, approval.at)
     for image in opened.catalog.all(ImageRecord):
         note(image.run, image.ended)
     return found

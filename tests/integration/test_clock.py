@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from nightferry.errors import ClockAhead
-from nightferry.ops import expire, restore, stamps
+from nightferry.ops import expire, gate, restore, stamps
 from nightferry.ops.run import begin_run
 from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
@@ -168,3 +168,39 @@ def test_what_an_older_run_staged_again_last_is_the_newest(site: SmallSite) -> N
         opened.catalog.append(again)
         assert restore.find_image(opened, "SG1", "a").run == first.run
         assert [r.run for r in opened.catalog.runs()] == [newer.run, first.run]
+
+
+def test_a_held_run_is_not_gone_on_with_by_a_clock_that_is_behind_its_stamps(site: SmallSite) -> None:
+    """Neither by a schedule whose own clock is right: what is staged is stamped by the node's."""
+    clock = HandClock()
+    store = site.store("SG1/b")
+    store.rename(store.with_name("aside"))
+    with site.open(clock) as opened:
+        held = night.stage_one(opened, BACK_GROUP)
+        schedule = clock.now()
+        clock.advance(-timedelta(minutes=70))
+        store.with_name("aside").rename(store)
+        for moment in (None, schedule):
+            with pytest.raises(ClockAhead, match="no night begins") as refused:
+                begin_run(opened, BACK_GROUP, moment=moment)
+            assert "--clock-is-right" in refused.value.hint
+        with pytest.raises(ClockAhead):
+            begin_run(opened, BACK_GROUP, run=held.run)
+        with pytest.raises(ClockAhead, match="nothing is approved"):
+            gate.approve(opened, held, ["SG1/b"], "a test")
+        assert opened.catalog.approvals(held.run) == []
+        record = night.night(opened, BACK_GROUP, clock_is_right="checked by phone")
+        assert (record.run, record.result) == (held.run, "whole")
+
+
+def test_a_seal_or_approval_that_is_stamped_ahead_stops_a_night_as_an_image_does(site: SmallSite) -> None:
+    clock = HandClock()
+    store = site.store("SG1/b")
+    store.rename(store.with_name("aside"))
+    with site.open(clock) as opened:
+        held = night.stage_one(opened, BACK_GROUP)
+        clock.advance(timedelta(minutes=80))
+        gate.approve(opened, held, ["SG1/b"], "a test")
+        clock.advance(-timedelta(minutes=70))
+        with pytest.raises(ClockAhead, match=f"run {held.run} is stamped"):
+            begin_run(opened, BACK_GROUP)
