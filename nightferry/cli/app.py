@@ -55,8 +55,15 @@ VERBS = (
     Verb("deploy", "deploy:deploy", "Publish the site as Prefect deployments."),
     Verb("server", "server:app", "The site's own background Prefect server."),
     Verb("support", "support:support", "Write a redacted bundle for whoever helps."),
+    Verb("completion", "guide:completion", "Print what completes these words in a shell."),
+    Verb("help", "guide:help_", "Show what a verb does and takes."),
     # Named by the contract, delivered later: they say so and exit 2.
     Verb("plan", "later:plan", "Predict tonight's window.", False),
+    Verb("find", "later:find", "Say which images hold a path.", False),
+    Verb("mount", "later:mount", "Show images and nights as folders.", False),
+    Verb("audit", "later:audit", "Check the signed records.", False),
+    Verb("drill", "later:drill", "Try a restore.", False),
+    Verb("key", "later:key", "Look after the keys of encrypted copies.", False),
     Verb("ndmp", "later:ndmp", "Look at a NAS.", False),
     Verb("log", "later:log", "Look at a storage group's log.", False),
 )

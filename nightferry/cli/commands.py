@@ -69,14 +69,19 @@ def dispatch(arguments: Sequence[str]) -> object:
         ConfigError: the words are no command.
     """
     if "--help" in arguments:
-        _, apps, _ = app.parse_commands([word for word in arguments if word != "--help"])
-        verb = apps[-1].default_command
-        if verb is not None and verb.__doc__:
-            apps[-1].help = verb.__doc__.partition("Parameters\n")[0]  # the list of verbs has one line of it
+        describe([word for word in arguments if word != "--help"])
     try:
         return app.meta(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise _usage(error) from None
+
+
+def describe(words: Sequence[str]) -> None:
+    """Gives a verb all of its own words for its help page: the list of verbs has one line of them."""
+    _, apps, _ = app.parse_commands(words)
+    verb = apps[-1].default_command
+    if verb is not None and verb.__doc__:
+        apps[-1].help = verb.__doc__.partition("Parameters\n")[0]
 
 
 def _require_verb(tokens: Sequence[str]) -> None:

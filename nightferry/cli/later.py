@@ -16,6 +16,31 @@ def plan(*_: Anything) -> NoReturn:
     raise _later("plan")
 
 
+def find(*_: Anything) -> NoReturn:
+    """Says which images hold a path. Not in this release."""
+    raise _later("find")
+
+
+def mount(*_: Anything) -> NoReturn:
+    """Shows images and nights as folders. Not in this release."""
+    raise _later("mount")
+
+
+def audit(*_: Anything) -> NoReturn:
+    """Checks the signed records. Not in this release."""
+    raise _later("audit")
+
+
+def drill(*_: Anything) -> NoReturn:
+    """Tries a restore. Not in this release."""
+    raise _later("drill")
+
+
+def key(*_: Anything) -> NoReturn:
+    """Looks after the keys of encrypted copies. Not in this release."""
+    raise _later("key")
+
+
 def ndmp(*_: Anything) -> NoReturn:
     """Looks at a NAS that speaks NDMP. Not in this release."""
     raise _later("ndmp")

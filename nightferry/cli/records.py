@@ -178,28 +178,48 @@ def copies(image: str, /) -> None:
 
 
 def files(
-    image: str, patterns: tuple[str, ...] = (), /, *, outcome: Annotated[bool, Parameter(negative=())] = False
+    image: tuple[str, ...] = (),
+    /,
+    *,
+    store: str | None = None,
+    as_of: str | None = None,
+    outcome: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Lists the files in an image.
 
     Parameters
     ----------
     image
-        The image's name.
-    patterns
-        As in .gitignore; a directory means all below it.
+        The image's name, unless --store says which; then patterns, as in .gitignore: a directory means all below it.
+    store
+        The newest whole image of this store, GROUP/STORE.
+    as_of
+        With --store: the newest one whose start is not later; without an offset, site time.
     outcome
         Only those that did not come out whole.
     """
     from nightferry.cli.output import Column, table
+    from nightferry.cli.restore import chosen_image
     from nightferry.model.text import path_fields
     from nightferry.ops.opened import OpenSite
     from nightferry.ops.restore import matching_rows
 
     session = current()
+    if store is None and as_of is not None:
+        raise ConfigError(
+            "--as-of says which image of a store", hint="add --store GROUP/STORE", subject="--as-of"
+        )
+    if store is None and not image:
+        raise ConfigError(
+            "`nightferry files` needs an image, or --store", hint="see `nightferry files --help`"
+        )
     with OpenSite(session.load_site()) as here:
         here.catalog.refresh()
-        record = here.catalog.image(image)
+        if store is None:
+            record, patterns = here.catalog.image(image[0]), image[1:]
+        else:
+            record, patterns = chosen_image(session, here, store, as_of, None)[0], image
+            session.out.say(f"image {record.image}")
         found = list(matching_rows(here, record, patterns))
     if outcome:
         found = [row for row in found if row.outcome != "whole"]
@@ -222,4 +242,4 @@ def files(
         if outcome
         else "nothing to list"
     )
-    session.out.result({"image": image, "files": documents}, shown)
+    session.out.result({"image": record.image, "files": documents}, shown)

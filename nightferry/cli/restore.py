@@ -254,7 +254,7 @@ def _run(
 
     session, writing = current(), way.writing()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        found, moment = _find(session, here, store, as_of, image)
+        found, moment = chosen_image(session, here, store, as_of, image)
         plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=way.copy)
         if way.dry_run:
             plan = ops.look_for_recalls(here, plan)
@@ -278,7 +278,7 @@ def _in_place(
 
     session, writing = current(), way.writing()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        found, moment = _find(session, here, store, as_of, image)
+        found, moment = chosen_image(session, here, store, as_of, image)
         if way.dry_run:
             plan = look_for_recalls(here, ops.plan_in_place(here, found, copy=way.copy))
             path = ops.place_of(here, found)
@@ -296,7 +296,7 @@ def _in_place(
     return _show(session, store, done, moment)
 
 
-def _find(
+def chosen_image(
     session: Session, here: OpenSite, store: str, as_of: str | None, image: str | None
 ) -> tuple[ImageRecord, datetime | None]:
     """The image, and the moment that ``--as-of`` came to."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from nightferry.cli.session import current
-from nightferry.errors import ConfigError
+from nightferry.errors import ConfigError, NotInThisRelease
 from nightferry.units import parse_duration
 
 
-def status(*, max_age: str = "26h") -> int:
+def status(
+    *, max_age: str = "26h", policy: Annotated[bool, Parameter(negative=(), show=False)] = False
+) -> int:
     """Says of every store what can be restored: green, amber or red.
 
     Exit code 0 when all are green, 3 when one is amber, 30 when one is red.
@@ -18,6 +23,8 @@ def status(*, max_age: str = "26h") -> int:
     ----------
     max_age
         How old the newest whole image may be.
+    policy
+        Not in this release.
     """
     from rich.text import Text
 
@@ -25,6 +32,8 @@ def status(*, max_age: str = "26h") -> int:
     from nightferry.ops import status as ops
     from nightferry.ops.opened import OpenSite
 
+    if policy:
+        raise NotInThisRelease("`nightferry status --policy` is not in this release", subject="--policy")
     session = current()
     try:
         age = timedelta(seconds=parse_duration(max_age))

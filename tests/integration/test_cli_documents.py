@@ -180,6 +180,8 @@ def test_the_page_says_exactly_what_is_printed(
     run("nightferry status")
     run("nightferry copies", image)
     run("nightferry files", image)
+    run("nightferry completion", "bash")
+    run("nightferry help", "restore", "files")
     run("nightferry media list")
     run("nightferry media inventory")
     run("nightferry media show", "A00001L9")

@@ -375,3 +375,22 @@ class TestThePath:
         assert human.code == 0
         assert "Commands" in human.out
         assert "needs a verb" in nightferry(kept_night, noun, "--json").error["message"]
+
+
+def test_files_of_a_store_are_those_of_its_newest_image_then(site: CommandSite, nightferry: Command) -> None:
+    site.night()
+    first = site.image("SG1/priv1")
+    (site.priv1 / "since").write_text("new")
+    site.night(new=True)
+    newest = site.image("SG1/priv1")
+    listed = nightferry(site, "files", "--store", "SG1/priv1", "--json")
+    assert listed.code == 0
+    assert listed.document == nightferry(site, "files", newest, "--json").document
+    only = nightferry(site, "files", "--store", "SG1/priv1", "since", "--json").document
+    assert [row["path"] for row in only["files"]] == ["since"]
+    images = nightferry(site, "images", "--store", "SG1/priv1", "--json").document["images"]
+    began = next(row["started"] for row in images if row["image"] == first)
+    then = nightferry(site, "files", "--store", "SG1/priv1", "--as-of", began, "--json").document
+    assert (then["image"], "since" in {row["path"] for row in then["files"]}) == (first, False)
+    for words in (["--as-of", began, first], []):
+        assert nightferry(site, "files", *words, "--json").error["exit_code"] == 2
