@@ -50,7 +50,9 @@ def recovered(
     location = odd.location or {}
     encoded = bool(encoding_of(location))
     index = destination.side_file(location, "index", cancel=cancel)
-    most_bytes = MAXIMUM if encoded else table_bytes(location["size_bytes"])
+    with destination.open(location) as reader:  # what a location says differs by destination
+        data_bytes = reader.size_bytes
+    most_bytes = MAXIMUM if encoded else table_bytes(data_bytes)
     chunks = whole(destination.side_file(location, "chunks", most_bytes=most_bytes, cancel=cancel))
     digest = image_digest(chunks, index)
     if odd.digest and digest != odd.digest:
@@ -59,10 +61,8 @@ def recovered(
     if record is None:
         require_proved(index, "index", f"the index of {odd.image} at {destination.name}", cancel)
         record = _made_again(destination, odd, index, chunks, site)
-    elif not encoded and record.size_bytes != location["size_bytes"]:
-        raise IntegrityError(
-            f"its data has {location['size_bytes']} bytes, {record.size_bytes} were recorded"
-        )
+    elif not encoded and record.size_bytes != data_bytes:
+        raise IntegrityError(f"its data has {data_bytes} bytes, {record.size_bytes} were recorded")
     meta = record.model_dump_json(indent=1).encode()
     return Found(odd.image, odd.epoch, location, meta, odd.site)
 

@@ -50,11 +50,16 @@ def virtual(path: Path, *, drives: int = 1, slots: int = 4, cartridge: str = "25
 
 def folder(path: Path, name: str = "objects", more: str = "") -> str:
     """A destination that is a folder of this machine."""
+    return fsspec(name, f"file://{path}", more)
+
+
+def fsspec(name: str, url: str, more: str = "") -> str:
+    """A destination at whatever URL."""
     return f"""
 [[destinations]]
 name = "{name}"
 kind = "fsspec"
-url = "file://{path}"
+url = "{url}"
 {more}"""
 
 
