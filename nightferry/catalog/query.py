@@ -427,8 +427,13 @@ class Catalog:
     # --- copies and cartridges
 
     def copies(self, image: str) -> list[CopyRecord]:
-        """The image's copies, one per destination (the highest epoch that has a result), by destination."""
-        newest = {copy.destination: copy for copy in self.all_copies(image)}
+        """The image's copies, one per destination (the highest epoch that has a result), by destination. While a
+        new attempt is being written a suspect copy goes before it: it can be read."""
+        newest: dict[str, CopyRecord] = {}
+        for copy in self.all_copies(image):
+            older = newest.get(copy.destination)
+            if copy.state != "writing" or older is None or older.state != "suspect":
+                newest[copy.destination] = copy
         return list(newest.values())
 
     def all_copies(self, image: str) -> list[CopyRecord]:

@@ -358,8 +358,9 @@ def _hints(result: NightResult) -> list[str]:
             ]
         case "CopyMissing":
             return [
+                *result.hints,
                 "repair it, then `nightferry backup --stage two` delivers what is owed; "
-                "`nightferry forget IMAGE --reason TEXT` gives up what cannot be delivered any more"
+                "`nightferry forget IMAGE --reason TEXT` gives up what cannot be delivered any more",
             ]
         case "Partial":
             return ["`nightferry files IMAGE --outcome` names the files that did not come out whole"]

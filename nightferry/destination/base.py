@@ -170,6 +170,8 @@ class Found:
     """What people decided about it, where that stands with it."""
     note: str = ""
     """What beside it cannot be read; empty when all can be."""
+    digest: str = ""
+    """The image's, as it was written down beside ``meta``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,14 @@ class Destination(Protocol):
             MediumDamaged: it is not there, cannot be read, or is longer.
         """
 
+    def describe(self, location: Mapping[str, Any]) -> Found:
+        """The copy as a scan would find it now. Its data, index and chunk table are not read.
+
+        Raises:
+            MediumDamaged: a scan would not find it whole.
+            Unavailable: the destination does not answer.
+        """
+
     def remove(self, location: Mapping[str, Any]) -> None:
         """Gives the room of a copy that was found damaged back (a tape copy's room comes back when its whole
         cartridge expires)."""
@@ -414,6 +424,24 @@ class Marked(Protocol):
 
     def has_copy(self, location: Mapping[str, Any], digest: str, mark: SiteMark) -> bool:
         """Whether the copy that the catalog knows is there; see ``ours.is_proved``."""
+
+
+@runtime_checkable
+class Redescribes(Protocol):
+    """What a ``Destination`` can do besides where side files are objects of their own beside the data."""
+
+    def redescribe(self, location: Mapping[str, Any], digest: str, side_files: Mapping[str, Content]) -> None:
+        """Writes what describes a copy again, ``meta.json`` last. Its data is neither read nor touched.
+
+        Args:
+            location: The copy's.
+            digest: The image's.
+            side_files: All of ``SIDE_FILES``.
+
+        Raises:
+            MediumDamaged: its data is not there, or not as long as recorded.
+            NotOurs: it is another site's, or something that is not a copy's is in the way.
+        """
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from nightferry.destination.base import DATA_NAMES, SIDE_FILES, Measure, Outgoin
 from nightferry.errors import ConfigError, DestinationError, IntegrityError, MediumDamaged
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.transfer.spool import Content
 from nightferry.units import GIB, KIB, MIB
 
 COPY = "copy.json"
@@ -166,6 +167,16 @@ def about(image: str, epoch: int, outgoing: Outgoing) -> dict[str, Any]:
     """What ``copy.json`` says, but for ``size_bytes``: see ``watched``."""
     said: dict[str, Any] = {"image": image, "epoch": epoch, "digest": outgoing.digest}
     return said | ({"encoding": outgoing.encoding} if outgoing.encoding else {})
+
+
+def described_again(
+    location: Mapping[str, Any], digest: str, side_files: Mapping[str, Content]
+) -> dict[str, Content]:
+    """The objects that describe a copy whose data is there, in the order in which they are written. What its store
+    compared when the data arrived is not among them: nobody compares it now."""
+    said = {"image": location["image"], "epoch": location["epoch"], "digest": digest} | location_of(location)
+    first = {name: side_files[name] for name in SIDE_FILES if name != META}
+    return {**first, COPY: json.dumps(said).encode(), META: side_files[META]}
 
 
 def parse_about(image: str, text: bytes) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ from nightferry.destination.copies import (
     about,
     data_name,
     data_path,
-    location_of,
+    described_again,
     made_before,
     misfit,
     parse_about,
@@ -48,7 +48,7 @@ from nightferry.destination.copies import (
 from nightferry.destination.drivers import open_driver
 from nightferry.destination.leftovers import Entry, foreign, left_in, refuse_foreign
 from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadAt
-from nightferry.destination.odd import odd_copy
+from nightferry.destination.odd import found_copy, odd_copy, require_found
 from nightferry.destination.ours import (
     MARKER,
     MARKER_BYTES,
@@ -65,8 +65,7 @@ from nightferry.destination.ours import (
     parse_origin,
     render_origin,
     require_free,
-    require_said,
-    site_of,
+    require_not_others,
 )
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
@@ -83,7 +82,7 @@ from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.durable import draft_name
-from nightferry.transfer.spool import Content, spooled
+from nightferry.transfer.spool import Content, pieces_of, spooled
 
 _STREAM_BYTES = 4 << 20
 _MADE_FIRST = "images"
@@ -282,10 +281,27 @@ class FsspecDestination:
         folder = f"images/{image}"
         for name in self._objects_of(image):
             if name != but:
+                self._clear_folder(f"{folder}/{name}")
                 self._objects.remove(f"{folder}/{name}")
         for name in filter(is_partial, self._objects.names(folder, hidden=True)):
             self._objects.remove_empty(f"{folder}/{name}")
         self._objects.remove_empty(folder)
+
+    def _clear_folder(self, path: str) -> None:
+        """Removes an empty folder that lies where an object of a copy belongs.
+
+        Raises:
+            NotOurs: something is in it.
+        """
+        if not self._objects.is_folder(path):
+            return
+        self._objects.remove_empty(path)
+        if self._objects.is_folder(path):
+            raise NotOurs(
+                f"{self._name}: {path} is a folder, where a file of the copy belongs",
+                hint="move it away, then run the command again",
+                subject=self._name,
+            )
 
     def _copy_of(self, image: str) -> dict[str, Any] | None:
         """``copy.json`` of a whole copy; None when the image is not here or not whole."""
@@ -326,6 +342,26 @@ class FsspecDestination:
         path = side_path(location, name)
         self._require()
         return self._spooled(path, min(most_bytes, MOST_BYTES[name]), cancel)
+
+    def describe(self, location: Mapping[str, Any]) -> Found:
+        self._require()
+        return require_found(self._name, place_of(location)[0], self._scanned)
+
+    def redescribe(self, location: Mapping[str, Any], digest: str, side_files: Mapping[str, Content]) -> None:
+        """See ``Redescribes.redescribe``."""
+        self._require()
+        image, recorded = place_of(location)
+        path, folder, mark = data_path(location), f"images/{image}", self._mark()
+        size = self._objects.size(path)
+        if size != recorded:
+            raise misfit(self._name, path, size, location)
+        for name in (ORIGIN, COPY, *SIDE_FILES):
+            self._clear_folder(f"{folder}/{name}")
+        with suppress(MediumDamaged):  # what cannot be read names nobody
+            require_not_others(self._name, self._origin(image), mark)
+        self._objects.write(f"{folder}/{ORIGIN}", [render_origin(mark, image, location["epoch"])])
+        for name, data in described_again(location, digest, side_files).items():
+            self._objects.write(f"{folder}/{name}", pieces_of(data))
 
     def remove(self, location: Mapping[str, Any]) -> None:
         self._require()
@@ -395,15 +431,8 @@ class FsspecDestination:
         said = self._copy_of(image)
         read = self._read_in(image)
         if said is not None:
-            origin, note = None, ""
-            try:
-                text = self._first_side_file(image)
-                origin = parse_origin(image, text)
-                require_said(image, text)
-            except MediumDamaged as error:
-                note = error.message
             meta = self._read(f"{folder}/{META}", MOST_BYTES[META])
-            return Found(image, said["epoch"], location_of(said), meta, site_of(origin), note=note)
+            return found_copy(said, meta, image, lambda: self._first_side_file(image))
         if not is_image(image):
             return Odd(folder, "its name is not an image's")
         sizes = {

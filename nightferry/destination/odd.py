@@ -1,14 +1,44 @@
-"""What lies in an image's folder and is no whole copy: why, and what of it can still be read."""
+"""What lies in an image's folder: a whole copy, or why it is none, and what of it can still be read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from nightferry.destination.base import DATA_NAMES, Odd
+from nightferry.destination.base import DATA_NAMES, Found, Odd
 from nightferry.destination.copies import COPY, META, data_name, location_of, parse_about
-from nightferry.destination.ours import ORIGIN, Origin, site_of
-from nightferry.errors import NotInThisRelease
+from nightferry.destination.ours import ORIGIN, Origin, parse_origin, require_said, site_of
+from nightferry.errors import MediumDamaged, NotInThisRelease
+
+
+def found_copy(
+    said: Mapping[str, Any], meta: bytes, image: str, first_side_file: Callable[[], bytes | None]
+) -> Found:
+    """A whole copy, by its ``copy.json`` and ``meta.json``; a first side file that says nothing is only noted."""
+    origin, note = None, ""
+    try:
+        text = first_side_file()
+        origin = parse_origin(image, text)
+        require_said(image, text)
+    except MediumDamaged as error:
+        note = error.message
+    location, digest = location_of(said), said["digest"]
+    return Found(image, said["epoch"], location, meta, site_of(origin), note=note, digest=digest)
+
+
+def require_found(name: str, image: str, scanned: Callable[[str], Found | Odd]) -> Found:
+    """What a scan makes of an image's folder, when that is a whole copy.
+
+    Raises:
+        MediumDamaged: it is none.
+    """
+    try:
+        found = scanned(image)
+    except NotInThisRelease as error:
+        raise MediumDamaged(f"{name}: images/{image}: {error}", subject=image) from error
+    if isinstance(found, Odd):
+        raise MediumDamaged(f"{name}: {found.path}: {found.why}", subject=image)
+    return found
 
 
 def odd_copy(image: str, sizes: Mapping[str, int], copy_text: bytes | None, origin: Origin | None) -> Odd:

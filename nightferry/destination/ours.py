@@ -195,19 +195,24 @@ def require_free(
         NotOurs: it may not.
     """
     origin = parse_origin(image, read(ORIGIN))
-    if origin is not None and origin.id == mark.id:
-        return
-    if origin is not None:
-        raise NotOurs(
-            f"{name}: images/{image} is of {SiteMark(origin.site, origin.id)}, not of {mark}",
-            subject=name,
-            hint="give each site a place of its own",
-        )
-    if epoch == 1 and any(there) and not is_proved(read, image, mark, digest):
+    require_not_others(name, origin, mark)
+    if origin is None and epoch == 1 and any(there) and not is_proved(read, image, mark, digest):
         raise NotOurs(
             f"{name}: images/{image} holds objects that nothing proves to be this site's",
             subject=name,
             hint="move them away, then run the backup again",
+        )
+
+
+def require_not_others(name: str, origin: Origin | None, mark: SiteMark) -> None:
+    """Raises:
+    NotOurs: a copy was begun by another site.
+    """
+    if origin is not None and origin.id != mark.id:
+        raise NotOurs(
+            f"{name}: images/{origin.image} is of {SiteMark(origin.site, origin.id)}, not of {mark}",
+            subject=name,
+            hint="give each site a place of its own",
         )
 
 

@@ -275,6 +275,8 @@ class CopyRecord(Record):
     then has its whole parts."""
     verified: AwareDatetime | None = None
     note: str = ""
+    hint: str = ""
+    """What to do about the note, where it is an error's."""
     streamed: Streamed | None = None
     """Of a copy on tape that this process wrote."""
 
@@ -375,6 +377,7 @@ class AwayRecord(Record):
     kind: ClassVar[str] = "away"
     destination: SafeName
     error: str
+    hint: str = ""
     at: AwareDatetime
 
     @property

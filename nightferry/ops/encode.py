@@ -93,9 +93,7 @@ class EncodedOutgoing(Passed):
         super().__init__(plain)
         self._level = level
         self._proved = proved
-        meta = json.loads(plain.side_files["meta.json"])
-        meta |= {"encoding": self.encoding, "data": DATA_NAMES[self.encoding]}
-        self._meta = json.dumps(meta, indent=1).encode() + b"\n"
+        self._meta = encoded_meta(plain.side_files["meta.json"], self.encoding)
 
     @property
     def encoding(self) -> Encoding:
@@ -164,6 +162,14 @@ class EncodedOutgoing(Passed):
         if start < self.size_bytes:
             yield from frames_again(self._outgoing.chunks(start // CHUNK_BYTES), self._level)
         yield table
+
+
+def encoded_meta(meta: bytes, encoding: Encoding) -> bytes:
+    """``meta.json`` of a copy with that encoding, from that of a plain one."""
+    if not encoding:
+        return meta
+    said = json.loads(meta) | {"encoding": encoding, "data": DATA_NAMES[encoding]}
+    return json.dumps(said, indent=1).encode() + b"\n"
 
 
 class _Meta(ImageRecord):

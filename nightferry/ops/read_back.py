@@ -10,7 +10,8 @@ from nightferry.errors import BusyError, IntegrityError, MediumDamaged, NeedsRec
 from nightferry.image.chunks import checked
 from nightferry.image.format import TAIL_BYTES, ImageEnd
 from nightferry.image.reader import ImageReader
-from nightferry.model.records import OUTLIVED, CopyRecord
+from nightferry.model.records import OUTLIVED, CopyRecord, CopyState, ImageRecord
+from nightferry.ops.described import NotDescribed, require_described
 from nightferry.ops.encode import open_copy
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.side_files import side_files
@@ -40,48 +41,76 @@ def verify_copy(
     Raises:
         IntegrityError: a chunk is not what it should be; the copy was recorded ``damaged``.
         MediumDamaged: the destination cannot give it back; recorded ``damaged``.
-        NeedsRecall: it lies in an archive; nothing was asked for.
+        NotDescribed: what was read of its data is right, and what describes it is not; recorded ``suspect``.
+        NeedsRecall: its data lies in an archive; nothing was asked for, and what describes it is right.
     """
     image = opened.catalog.image(copy.image)
-    beside = side_files(opened, image)
-    chunks = beside.chunks
-    tail = bytearray()
     subject = f"{image.group}/{image.store} at {copy.destination}"
     progress.begin(subject, "verify", image.size_bytes)
+    away: NeedsRecall | None = None
     try:
-        with open_copy(opened, copy) as reader:
-            if reader.size_bytes != image.size_bytes:
-                raise IntegrityError(
-                    f"the copy of {image.image} at {copy.destination} has {reader.size_bytes} bytes, "
-                    f"not {image.size_bytes}",
-                    subject=image.image,
-                )
-            for run in _sampled(len(chunks) // ENTRY_BYTES, sample):
-                cancel.check()
-                done = run.start * CHUNK_BYTES
-                length = min(len(run) * CHUNK_BYTES, image.size_bytes - done)
-                for data in checked(reader.stream(done, length), chunks, run.start, length):
-                    cancel.check()
-                    if done + len(data) > image.size_bytes - TAIL_BYTES:
-                        tail += data[max(0, image.size_bytes - TAIL_BYTES - done) :]
-                    done += len(data)
-                    progress.advance(subject, done)
-            if sample >= 1:
-                _require_own_index(copy, bytes(tail), beside.index, image.size_bytes)
-                if copy.state in ("damaged", "suspect"):
-                    _require_members(ImageReader(reader, chunks, index=beside.index), cancel)
+        _require_data(opened, copy, image, sample, subject, progress, cancel)
     except (IntegrityError, MediumDamaged) as error:
         mark_damaged(opened, copy, error)
         progress.end(subject, "failed")
         raise
-    except NeedsRecall:
-        progress.end(subject, "archived")
+    except NeedsRecall as error:
+        away = error
+    try:
+        require_described(opened, copy, cancel)
+    except NotDescribed as error:
+        # Of a copy that was found damaged, nothing less than all of its data says that it is more than that.
+        if copy.state != "damaged" or (sample >= 1 and away is None):
+            _mark(opened, copy, "suspect", error)
+        progress.end(subject, "failed")
         raise
+    if away is not None:
+        progress.end(subject, "archived")
+        raise away
     progress.end(subject, "verified" if sample >= 1 else "sampled")
     if sample < 1:
         return copy
-    verified = copy.model_copy(update={"state": "verified", "verified": opened.clock.now(), "note": ""})
+    proved = {"state": "verified", "verified": opened.clock.now(), "note": "", "hint": ""}
+    verified = copy.model_copy(update=proved)
     return _unless_outlived(opened, verified)
+
+
+def _require_data(
+    opened: OpenSite,
+    copy: CopyRecord,
+    image: ImageRecord,
+    sample: float,
+    subject: str,
+    progress: Progress,
+    cancel: Cancel,
+) -> None:
+    """Raises:
+    IntegrityError, MediumDamaged, NeedsRecall: see ``verify_copy``.
+    """
+    beside = side_files(opened, image)
+    chunks = beside.chunks
+    tail = bytearray()
+    with open_copy(opened, copy) as reader:
+        if reader.size_bytes != image.size_bytes:
+            raise IntegrityError(
+                f"the copy of {image.image} at {copy.destination} has {reader.size_bytes} bytes, "
+                f"not {image.size_bytes}",
+                subject=image.image,
+            )
+        for run in _sampled(len(chunks) // ENTRY_BYTES, sample):
+            cancel.check()
+            done = run.start * CHUNK_BYTES
+            length = min(len(run) * CHUNK_BYTES, image.size_bytes - done)
+            for data in checked(reader.stream(done, length), chunks, run.start, length):
+                cancel.check()
+                if done + len(data) > image.size_bytes - TAIL_BYTES:
+                    tail += data[max(0, image.size_bytes - TAIL_BYTES - done) :]
+                done += len(data)
+                progress.advance(subject, done)
+        if sample >= 1:
+            _require_own_index(copy, bytes(tail), beside.index, image.size_bytes)
+            if copy.state in ("damaged", "suspect"):
+                _require_members(ImageReader(reader, chunks, index=beside.index), cancel)
 
 
 def _require_own_index(copy: CopyRecord, tail: bytes, index: Content, size_bytes: int) -> None:
@@ -127,10 +156,15 @@ def _sampled(count: int, share: float) -> Iterator[range]:
 
 def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> CopyRecord:
     """Records that a copy cannot be trusted any more, and why."""
-    damaged = copy.model_copy(update={"state": "damaged", "note": str(error)[:500]})
-    recorded = _unless_outlived(opened, damaged)
-    if recorded is damaged:
-        log.warning("copy of %s at %s is damaged: %s", copy.image, copy.destination, error)
+    return _mark(opened, copy, "damaged", error)
+
+
+def _mark(opened: OpenSite, copy: CopyRecord, state: CopyState, error: NightferryError) -> CopyRecord:
+    found = {"state": state, "note": str(error)[:500], "hint": error.hint[:500]}
+    marked = copy.model_copy(update=found)
+    recorded = _unless_outlived(opened, marked)
+    if recorded is marked:
+        log.warning("copy of %s at %s is %s: %s", copy.image, copy.destination, state, error)
     return recorded
 
 

@@ -38,11 +38,12 @@ from nightferry.image.guard import require_proved
 from nightferry.model.catalog_records import DeliveryRecord, RebuildRecord, SiteRecord
 from nightferry.model.claim_records import DriveLeaseRecord, LeaseRecord
 from nightferry.model.load import LoadedSite
-from nightferry.model.names import parse_image_name, parse_run
+from nightferry.model.names import parse_run
 from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, CopyState, ImageRecord, RunRecord
 from nightferry.model.site import Site, is_bucket
 from nightferry.model.text import safe
 from nightferry.ops.beside import Beside, take_in
+from nightferry.ops.described import record_in, require_side_files
 from nightferry.ops.elsewhere import settle_elsewhere
 from nightferry.ops.encode import image_of
 from nightferry.ops.opened import OpenSite, operator
@@ -50,7 +51,6 @@ from nightferry.ops.owed import missing
 from nightferry.ops.recover import recovered
 from nightferry.ops.side_files import beside
 from nightferry.progress import Cancel, Progress
-from nightferry.transfer.digest import image_digest
 from nightferry.units import counted
 
 _LEFTOVERS = {"indexes"}
@@ -410,11 +410,9 @@ def _add(
     """Takes a copy that was found into the catalog, with the index and chunk table beside it."""
     try:
         found = _with_record(destination, found, done, site, cancel)
-        _require_fitting_name(found)
         image = _image(catalog, found)
         index, chunks = beside(destination, found.location, image, cancel)
-        if image_digest(chunks, index) != image.digest:
-            raise IntegrityError(f"the side files of {found.image} are not what its record says")
+        require_side_files(found, image, index, chunks)
         require_proved(index, "index", f"the index of {found.image}", cancel)
         copy = CopyRecord(
             image=image.image,
@@ -479,37 +477,13 @@ def _reason(error: NightferryError | ValidationError) -> str:
     return str(error)
 
 
-def _require_fitting_name(found: Found) -> None:
-    """Raises:
-    ConfigError: it is not called as an image.
-    IntegrityError: its record is of another run, storage group or store than its name.
-    """
-    name = parse_image_name(found.image)
-    try:
-        said = image_of(found.meta)
-    except ValidationError:
-        return  # ``_image`` says what is wrong with it
-    if (said.run, said.group, said.store, said.level) != (name.run, name.group, name.store, name.level):
-        raise IntegrityError("its record does not fit its name")
-
-
 def _image(catalog: Catalog, found: Found) -> ImageRecord:
     """The record beside the copy, or the catalog's own when both are of one image.
 
     Raises:
-        IntegrityError: it is no record of this image, or the catalog knows another one of that name.
+        ConfigError, IntegrityError: see ``described.record_in``; or the catalog knows another image of that name.
     """
-    try:
-        said = image_of(found.meta)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(str(part) for part in wrong["loc"])
-        raise IntegrityError(
-            f"its record cannot be read: {safe(where)}: {wrong['msg'].lower()}",
-            hint="read it with the release that wrote it, or a newer one",
-        ) from error
-    if said.image != found.image:
-        raise IntegrityError(f"its record is that of {safe(said.image)}")
+    said = record_in(found)
     known = catalog.latest(ImageRecord, found.image)
     if known is None or known.digest == said.digest:
         return known or said

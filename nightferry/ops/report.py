@@ -25,6 +25,14 @@ Outcome = Literal["Completed", "Partial", "GateHeld", "CopyMissing"]
 
 
 @dataclass(frozen=True, slots=True)
+class Why:
+    """What the last try to make a copy ended with, and what to do about it; empty: not on record."""
+
+    text: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NightResult:
     """A run and everything that belongs to it."""
 
@@ -42,7 +50,7 @@ class NightResult:
     lost: tuple[str, ...]
     """Images that staging lost, or that were found damaged there, before they had a copy: of this run, or of one that
     still owes them."""
-    notes: dict[tuple[str, str], str]
+    notes: dict[tuple[str, str], Why]
     """(image, destination) of a copy that is missing → what its last try ended with, as far as it is on record."""
     accepted: frozenset[str]
     """Images that are not whole, and that an operator approved."""
@@ -90,8 +98,14 @@ class NightResult:
     def reasons(self) -> list[str]:
         """What went wrong where copies are missing, each once."""
         owed = self.missing_copies + self.owed_before
-        known = [(at, self.notes[image, at]) for image, at in owed if (image, at) in self.notes]
+        known = [(at, self.notes[image, at].text) for image, at in owed if (image, at) in self.notes]
         return list(dict.fromkeys(why if why.startswith(f"{at}: ") else f"{at}: {why}" for at, why in known))
+
+    @property
+    def hints(self) -> list[str]:
+        """What to do about these reasons, each once."""
+        owed = self.missing_copies + self.owed_before
+        return list(dict.fromkeys(w.hint for pair in owed if (w := self.notes.get(pair)) and w.hint))
 
     @property
     def is_whole(self) -> bool:
@@ -168,8 +182,9 @@ class NightResult:
                 for f in self.failures
             ],
             "missing_copies": [
-                {"image": i, "destination": d, "why": self.notes.get((i, d))}
+                {"image": i, "destination": d, "why": why.text or None, "hint": why.hint or None}
                 for i, d in self.missing_copies + self.owed_before
+                for why in (self.notes.get((i, d), Why()),)
             ],
             "lost_images": list(self.lost),
             "drives": [work.as_json() for work in self.drives],
@@ -223,7 +238,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         else:
             continue
         if each.orphan:
-            reasons[pair] = each.orphan
+            reasons[pair] = Why(each.orphan)
         if each.image.image not in gone and is_lost(opened, each.image):
             gone.append(each.image.image)
     sees = opened.sees(run.back_group)
@@ -255,14 +270,14 @@ def _is_given_up(opened: OpenSite, image: ImageRecord, copies: tuple[CopyRecord,
     )
 
 
-def _notes(opened: OpenSite, run: RunRecord, missing: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
+def _notes(opened: OpenSite, run: RunRecord, missing: list[tuple[str, str]]) -> dict[tuple[str, str], Why]:
     wanted = set(missing)
-    away = {r.destination: r.error for r in opened.catalog.all(AwayRecord) if r.error and r.at >= run.started}
-    notes = {pair: away[pair[1]] for pair in wanted if pair[1] in away}
+    away = {r.destination: r for r in opened.catalog.all(AwayRecord) if r.error and r.at >= run.started}
+    notes = {pair: Why(away[pair[1]].error, away[pair[1]].hint) for pair in wanted if pair[1] in away}
     for image in {image for image, _ in missing}:
         for copy in opened.catalog.copies(image):
             if copy.note and (copy.image, copy.destination) in wanted:
-                notes[copy.image, copy.destination] = copy.note
+                notes[copy.image, copy.destination] = Why(copy.note, copy.hint)
     return notes
 
 
@@ -339,7 +354,7 @@ def _what_to_do(result: NightResult) -> str:
                 return (
                     "restore what you need from older images, then `nightferry forget IMAGE --reason TEXT`."
                 )
-            return (
+            return "".join(f"{safe_markdown(hint)}; " for hint in result.hints) + (
                 "repair what is named above; `nightferry backup --stage two` then delivers what is owed. What cannot "
                 "be delivered any more is given up with `nightferry forget IMAGE --reason TEXT`."
             )

@@ -31,6 +31,12 @@ class StagedDamage(IntegrityError):
     default_hint = "run the backup again: it stages the store anew"
 
 
+def meta_of(record: ImageRecord, order: int) -> bytes:
+    """``meta.json`` beside a plain copy; ``order`` is the image's place in the catalog's log."""
+    beside = record.model_copy(update={"order": order or record.order})
+    return beside.model_dump_json(indent=1).encode() + b"\n"
+
+
 class StagedOutgoing:
     """A staged image on its way out; implements ``destination.base.Outgoing`` and ``ops.encode.Sampled``.
 
@@ -65,8 +71,7 @@ class StagedOutgoing:
             raise self._damage(error) from error
         if digest != record.digest:
             raise StagedDamage(f"staged image {record.image} is not what was recorded", subject=record.image)
-        beside = record.model_copy(update={"order": order or record.order})
-        meta = beside.model_dump_json(indent=1).encode() + b"\n"
+        meta = meta_of(record, order)
         self._side_files = _SideFiles({"chunks": self._chunks, "meta.json": meta}, self._index)
 
     @property

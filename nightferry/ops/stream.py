@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from nightferry.destination.base import (
     DATA_NAMES,
@@ -17,24 +18,24 @@ from nightferry.destination.base import (
     Measure,
     Outgoing,
     Receipt,
+    Redescribes,
     Span,
     encoding_of,
 )
 from nightferry.destination.ours import MARKER, render_marker
-from nightferry.errors import (
-    NeedsRecall,
-    NightferryError,
-)
+from nightferry.errors import IntegrityError, MediumDamaged, NeedsRecall, NightferryError
 from nightferry.model.records import AwayRecord, CopyRecord, ImageRecord
 from nightferry.ops.beside import DECIDED, render
-from nightferry.ops.encode import PacedOutgoing, Passed, decodes_at_once, encoded
+from nightferry.ops.described import NotDescribed, require_described
+from nightferry.ops.encode import PacedOutgoing, Passed, decodes_at_once, encoded, encoded_meta
 from nightferry.ops.marker import require_ours
 from nightferry.ops.opened import OpenSite
 from nightferry.ops.owed import note_loss
 from nightferry.ops.ownership import confirm, watched
-from nightferry.ops.read_back import verify_copy
+from nightferry.ops.read_back import mark_damaged, verify_copy
 from nightferry.ops.room import set_aside
-from nightferry.ops.staged import StagedDamage, StagedOutgoing
+from nightferry.ops.side_files import side_files
+from nightferry.ops.staged import StagedDamage, StagedOutgoing, meta_of
 from nightferry.progress import Cancel, Progress
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,9 @@ def _from_staging(
 def note_away(opened: OpenSite, destination: str, error: NightferryError) -> None:
     """Records why no copy could be begun at a destination, for the night's report."""
     opened.catalog.append(
-        AwayRecord(destination=destination, error=error.message[:500], at=opened.clock.now())
+        AwayRecord(
+            destination=destination, error=error.message[:500], hint=error.hint[:500], at=opened.clock.now()
+        )
     )
 
 
@@ -118,10 +121,11 @@ def made_before(
     except NightferryError as error:
         note_away(opened, destination, error)
         raise
-    copy = _arrived(opened, opened.destination(destination), image)
-    if copy is None or copy.state == "verified":
-        return copy
-    return _read_back(opened, copy, progress, cancel)
+    target = opened.destination(destination)
+    copy = _arrived(opened, target, image)
+    if copy is None:
+        return _redescribed(opened, target, image, progress, cancel)
+    return copy if copy.state == "verified" else _read_back(opened, copy, progress, cancel)
 
 
 def make_copy(
@@ -136,7 +140,35 @@ def make_copy(
         prepared = PacedOutgoing(prepared, throttle, cancel)
     target = opened.destination(destination)
     copy = _put(opened, target, outgoing, prepared, progress=progress, cancel=cancel)
-    return copy if copy.state == "verified" else _read_back(opened, copy, progress, cancel)
+    if copy.state != "verified":
+        copy = _read_back(opened, copy, progress, cancel)
+    for older in opened.catalog.all_copies(copy.image):
+        if older.destination == destination and older.state == "suspect" and older.epoch < copy.epoch:
+            note = f"attempt {copy.epoch} took its place; {older.note}"[:500]
+            opened.catalog.append(older.model_copy(update={"state": "lost", "note": note}))
+    return copy
+
+
+def _redescribed(
+    opened: OpenSite, target: Destination, image: ImageRecord, progress: Progress, cancel: Cancel
+) -> CopyRecord | None:
+    """A suspect copy whose data is right, verified with all that describes it written again; None without one."""
+    copy = next((c for c in opened.catalog.copies(image.image) if c.destination == target.name), None)
+    if copy is None or copy.state != "suspect" or not isinstance(target, Redescribes):
+        return None
+    beside = side_files(opened, image)
+    plain = meta_of(image, opened.catalog.order_of(image.image))
+    meta = encoded_meta(plain, encoding_of(copy.location))
+    files = {"index": beside.index, "chunks": beside.chunks, "meta.json": meta}
+    try:
+        target.redescribe(copy.location, image.digest, files)
+        return _read_back(opened, copy, progress, cancel)
+    except NotDescribed:
+        raise
+    except (IntegrityError, MediumDamaged) as error:
+        mark_damaged(opened, copy, error)
+        progress.say(f"the copy of {image.image} at {target.name} is made again: {error}")
+        return None
 
 
 def _read_back(opened: OpenSite, copy: CopyRecord, progress: Progress, cancel: Cancel) -> CopyRecord:
@@ -161,11 +193,23 @@ def _arrived(opened: OpenSite, target: Destination, image: ImageRecord) -> CopyR
         if copy.state == "writing" and copy.ended is None:
             receipt = target.find(image.image, copy.epoch)
             if receipt is not None:
-                return _arrival(opened, copy, receipt)
+                return _arrival(opened, copy, _proved(opened, copy, receipt))
             ended = _ended(opened, target, copy)
             if ended != copy:
                 opened.catalog.append(ended)
     return None
+
+
+def _proved(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> Receipt:
+    """What an earlier try left is verified by its data's checksum only with all that describes it."""
+    if not receipt.verified:
+        return receipt
+    try:
+        require_described(opened, copy.model_copy(update={"location": receipt.location}), opened.cancel)
+    except NotDescribed as error:
+        log.warning("%s", error)
+        return replace(receipt, verified=False)
+    return receipt
 
 
 def _ended(opened: OpenSite, target: Destination, copy: CopyRecord) -> CopyRecord:
@@ -204,7 +248,7 @@ def _put(
             )
         except NightferryError as error:
             progress.end(subject, "failed")
-            failed = copy.model_copy(update={"note": str(error)[:500]})
+            failed = copy.model_copy(update={"note": str(error)[:500], "hint": error.hint[:500]})
             opened.catalog.append(_ended(opened, target, failed))
             raise
     progress.end(subject, "whole")
@@ -222,7 +266,7 @@ def _begin(opened: OpenSite, target: Destination, image: ImageRecord, lane: str)
     if begun is not None and isinstance(target, Continues):
         newest = opened.catalog.latest_event(CopyRecord, begun.subject)
         copy = begun.model_copy(
-            update={"lane": lane, "started": opened.clock.now(), "ended": None, "note": ""}
+            update={"lane": lane, "started": opened.clock.now(), "ended": None, "note": "", "hint": ""}
         )
         opened.catalog.append(copy, "intent", expect=newest.sequence if newest is not None else 0)
         target.remember(copy.image, copy.epoch, copy.location)
@@ -274,6 +318,7 @@ def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord
             "ended": now,
             "verified": now if verified else None,
             "note": "; ".join(receipt.notes),
+            "hint": "",
             "streamed": receipt.streamed,
         }
     )

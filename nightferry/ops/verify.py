@@ -152,7 +152,8 @@ def check_one(
         newest = next(
             (c for c in opened.catalog.copies(copy.image) if c.destination == copy.destination), copy
         )
-        return Checked(newest, str(error), error.exit_code)
+        found_damaged = isinstance(error, MediumDamaged)
+        return Checked(newest, str(error), IntegrityError.exit_code if found_damaged else error.exit_code)
 
 
 def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
@@ -226,7 +227,8 @@ def remake_copy(
             subject=image.image,
         )
     last: NightferryError | None = None
-    turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination])
+    # A tape's trailer cannot be written again in its place: what it describes is read, proved, and written behind all.
+    turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination or p.doubtful])
     for place in turns:
         with (
             opened.working_on(back_group=opened.back_group_of(image), cancel=cancel) as narrower,

@@ -444,11 +444,13 @@ class Bucket:
             for entry in page.get("Contents", ()):
                 yield self.path(str(entry["Key"])), entry["LastModified"]
 
-    def contents(self) -> Iterator[str]:
-        """Paths of the objects and folders right below the prefix; a folder's ends in a slash."""
-        for page in self._pages("list_objects_v2", self.key(""), Delimiter="/"):
+    def contents(self, folder: str = "") -> Iterator[str]:
+        """Paths of the objects and folders right below a folder, or the prefix; a folder's ends in a slash."""
+        below = self.key(f"{folder}/" if folder else "")
+        for page in self._pages("list_objects_v2", below, Delimiter="/"):
             for entry in page.get("Contents", ()):
-                yield self.path(str(entry["Key"]))
+                if str(entry["Key"]) != below:  # some stores keep an object for the folder itself
+                    yield self.path(str(entry["Key"]))
             for entry in page.get("CommonPrefixes", ()):
                 yield self.path(str(entry.get("Prefix", "")))
 

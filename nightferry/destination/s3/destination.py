@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -40,6 +40,7 @@ from nightferry.destination.copies import (
     about,
     data_name,
     data_path,
+    described_again,
     location_of,
     made_before,
     misfit,
@@ -53,7 +54,7 @@ from nightferry.destination.copies import (
     watched,
     watched_spans,
 )
-from nightferry.destination.odd import odd_copy
+from nightferry.destination.odd import found_copy, odd_copy, require_found
 from nightferry.destination.ours import (
     MARKER,
     MARKER_BYTES,
@@ -67,8 +68,7 @@ from nightferry.destination.ours import (
     parse_origin,
     render_origin,
     require_free,
-    require_said,
-    site_of,
+    require_not_others,
 )
 from nightferry.destination.s3 import expiry
 from nightferry.destination.s3.archive import archived, ask
@@ -96,7 +96,7 @@ from nightferry.model.destinations import Lock, Recall, S3Settings
 from nightferry.model.findings import Finding
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
-from nightferry.transfer.spool import HELD_BYTES, Content, spooled
+from nightferry.transfer.spool import HELD_BYTES, Content, spooled, whole
 
 DEFAULT_LANES = 4
 _AS_EVER = Recall()
@@ -478,6 +478,21 @@ class S3Destination:
             ObjectReader(self._bucket, path, head, memory=self._read_ahead).stream(0, size), cancel
         )
 
+    def describe(self, location: Mapping[str, Any]) -> Found:
+        return require_found(self.name, place_of(location)[0], self._scanned)
+
+    def redescribe(self, location: Mapping[str, Any], digest: str, side_files: Mapping[str, Content]) -> None:
+        image, recorded = place_of(location)
+        path, folder, mark = data_path(location), f"images/{image}", self._mark()
+        head = self._bucket.head(path)
+        if head is None or head.size_bytes != recorded:
+            raise misfit(self.name, path, None if head is None else head.size_bytes, location)
+        with suppress(MediumDamaged):  # what cannot be read names nobody
+            require_not_others(self.name, parse_origin(image, self._read_in(image)(ORIGIN)), mark)
+        self._write(f"{folder}/{ORIGIN}", render_origin(mark, image, location["epoch"]))
+        for name, data in described_again(location, digest, side_files).items():
+            self._write(f"{folder}/{name}", whole(data))
+
     def _get(self, path: str, most_bytes: int) -> bytes:
         data = self._bucket.get(path, most_bytes)
         if data is None:
@@ -511,10 +526,11 @@ class S3Destination:
         expiry.clear(self._remover.bucket, leftover)
 
     def scan(self, odd: Callable[[Odd], None] = ignore) -> Iterator[Found]:
-        for path, _ in self._bucket.objects("images"):
-            if not path.endswith("/"):  # some stores keep an object for the folder itself
+        for path in self._bucket.contents("images"):
+            if not path.endswith("/"):
                 odd(Odd(path, "it is not in an image's folder"))
-        for name in self._bucket.folders("images"):
+                continue
+            name = path.removeprefix("images/").rstrip("/")
             try:
                 found = self._scanned(name)
             except Unavailable:
@@ -531,14 +547,7 @@ class S3Destination:
         said, _ = self._copy_of(image)
         meta = None if said is None else read(META)
         if said is not None and meta is not None:
-            origin, note = None, ""
-            try:
-                text = self._bucket.get(f"{folder}/{ORIGIN}", MARKER_BYTES)
-                origin = parse_origin(image, text)
-                require_said(image, text)
-            except MediumDamaged as error:
-                note = error.message
-            return Found(image, said["epoch"], location_of(said), meta, site_of(origin), note=note)
+            return found_copy(said, meta, image, lambda: self._bucket.get(f"{folder}/{ORIGIN}", MARKER_BYTES))
         if not is_image(image):
             return Odd(folder, "its name is not an image's")
         sizes = {

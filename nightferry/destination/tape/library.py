@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 import xxhash
@@ -35,8 +36,8 @@ from nightferry.destination.tape.changer import Library, doubled
 from nightferry.destination.tape.feed import BUFFER_BYTES
 from nightferry.destination.tape.handling import Handling
 from nightferry.destination.tape.history import History, chain, is_part_of
-from nightferry.destination.tape.layout import Location, Part, parse_location
-from nightferry.destination.tape.media import CartridgeView, Media, MediumView
+from nightferry.destination.tape.layout import Location, Part, Trailer, parse_location
+from nightferry.destination.tape.media import CartridgeView, Media, MediumView, found_in
 from nightferry.destination.tape.pool import Pool, is_being_written
 from nightferry.destination.tape.stock import Stock
 from nightferry.destination.tape.tries import Tries
@@ -478,18 +479,43 @@ class TapeDestination:
             raise DestinationError(f"{name!r} is no side file", subject=name)
         last = parse_location(location).parts[-1]
 
-        def trailer(bay: Bay) -> dict[str, bytes]:
-            cartridge = reading.mounted(self.bays, bay, last.barcode, last.label, self._cancel)
-            return cartridge.trailer(last.trailer)[1]
-
         with self._tries(last.barcode) as tries:
-            members = tries.read(last.barcode, trailer)
+            _, members = tries.read(last.barcode, lambda bay: self._trailer(bay, last))
         if name not in members:
             raise MediumDamaged(
                 f"tape file {last.trailer} of {last.barcode} has no {name}", subject=last.barcode
             )
         require_length(self._name, f"{name} in tape file {last.trailer}", len(members[name]), most_bytes)
         return members[name]
+
+    def describe(self, location: Mapping[str, Any]) -> Found:
+        """See ``Destination.describe``. The last cartridge comes first: who has read the data has it in a drive."""
+        where = parse_location(location)
+        last = where.parts[-1]
+        with self._tries(last.barcode) as tries:
+            final, members = tries.read(last.barcode, lambda bay: self._trailer(bay, last))
+            for part in reversed(where.parts[:-1]):
+                earlier, _ = tries.read(part.barcode, partial(self._trailer, part=part))
+                if (earlier.image, earlier.epoch) != (final.image, final.epoch):
+                    raise MediumDamaged(
+                        f"tape file {part.trailer} of {part.barcode} is the trailer of {earlier.image}",
+                        subject=part.barcode,
+                    )
+        if final.location != where or final.kind != "image":
+            raise MediumDamaged(
+                f"the trailer in tape file {last.trailer} of {last.barcode} does not name this copy's parts",
+                subject=last.barcode,
+            )
+        lacking = [name for name in SIDE_FILES if name not in members]
+        if lacking:
+            raise MediumDamaged(
+                f"tape file {last.trailer} of {last.barcode} has no {lacking[0]}", subject=last.barcode
+            )
+        return found_in(final, members)
+
+    def _trailer(self, bay: Bay, part: Part) -> tuple[Trailer, dict[str, bytes]]:
+        cartridge = reading.mounted(self.bays, bay, part.barcode, part.label, self._cancel)
+        return cartridge.trailer(part.trailer)
 
     def remove(self, location: Mapping[str, Any]) -> None:
         parse_location(location)

@@ -218,15 +218,7 @@ class Media:
             ready = [item for item in waiting if _parts(item[0]) <= met]
             waiting = [item for item in waiting if item not in ready]
             for trailer, members in ready:
-                if trailer.location is not None:
-                    yield Found(
-                        trailer.image,
-                        trailer.epoch,
-                        trailer.location.as_json(),
-                        members.get("meta.json", b""),
-                        parse_marker(members.get(MARKER, b"")),
-                        members.get("records.json", b""),
-                    )
+                yield found_in(trailer, members)
 
     def catalogs(self) -> dict[str, Trailer]:
         """The final trailer of every copy of the catalog by its name, from the media alone."""
@@ -320,6 +312,19 @@ class Media:
                     )
                 )
         return findings
+
+
+def found_in(trailer: Trailer, members: Mapping[str, bytes]) -> Found:
+    """The copy that a final trailer ends."""
+    return Found(
+        trailer.image,
+        trailer.epoch,
+        trailer.location.as_json() if trailer.location is not None else {},
+        members.get("meta.json", b""),
+        parse_marker(members.get(MARKER, b"")),
+        members.get("records.json", b""),
+        digest=trailer.digest,
+    )
 
 
 def _same(places: tuple[Address, ...]) -> str:
