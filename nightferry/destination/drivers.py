@@ -108,7 +108,11 @@ class Driver:
 
     def shown(self, error: Exception) -> str:
         """A library's words without our secrets."""
-        return scrubbed(str(error) or type(error).__name__, self._secrets)
+        return self.scrub(str(error) or type(error).__name__)
+
+    def scrub(self, text: str) -> str:
+        """The text without our secrets."""
+        return scrubbed(text, self._secrets)
 
     def refused(self, error: Exception) -> ConfigError:
         return ConfigError(

@@ -316,7 +316,8 @@ class SpecObjects:
         if meant is not None:
             return meant
         if isinstance(error, OSError):
-            return as_destination_error(error, self._name)
+            found = as_destination_error(error, self._name)
+            return type(found)(self._driver.scrub(found.message), subject=self._name)
         said = self._driver.shown(error)
         kind = MediumFull if os.strerror(errno.ENOSPC) in said else DestinationError
         return kind(f"{self._name}: {type(error).__name__}: {said}", subject=self._name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from nightferry.destination.s3 import probe
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.bucket import Bucket
 from nightferry.destination.s3.client import connect
+from nightferry.destination.s3.destination import open_s3
 from nightferry.destination.s3.failure import is_passing
-from nightferry.errors import Unavailable
+from nightferry.errors import DestinationError, Unavailable
 from nightferry.model.destinations import S3Settings
 from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import KEYS, WRITER_KEYS, Seaweed
@@ -165,3 +167,36 @@ def test_nobody_waits_for_100_continue(seaweed: Seaweed, proxy: Proxy) -> None:
     assert len(puts) > 8
     assert [ask.path for ask in puts if "expect" in map(str.lower, ask.headers)] == []
     assert stored_sha256(seaweed, prefix) == hashlib.sha256(wanted.data).hexdigest()
+
+
+def test_a_store_that_repeats_what_it_was_sent_has_our_secrets_shown_nowhere(
+    seaweed: Seaweed, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a login too: the session token goes with every request, and an error may say it back."""
+    token = "xyzzy-session-token-41"
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", KEYS[0]),
+        ("AWS_SECRET_ACCESS_KEY", KEYS[1]),
+        ("AWS_SESSION_TOKEN", token),
+    ):
+        monkeypatch.setenv(name, value)
+    settings = S3Settings(
+        name="cloud", kind="s3", url=f"s3://{seaweed.bucket}/{seaweed.prefix()}", endpoint=proxy.endpoint
+    )
+
+    def echoes(ask: Ask) -> Fault:
+        said = next(
+            (value for name, value in ask.headers.items() if name.lower() == "x-amz-security-token"), ""
+        )
+        words = f"<Error><Code>Odd</Code><Message>you sent {said} and {KEYS[1]}</Message></Error>"
+        return Fault(answer=(400, {}, words.encode()))
+
+    proxy.rule = echoes
+    destination = open_s3(settings)
+    with pytest.raises(DestinationError) as refused:
+        destination.catalog_copies()
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "you sent" in shown
+    assert token in [value for ask in proxy.asked for value in ask.headers.values()]
+    assert token not in shown
+    assert KEYS[1] not in shown

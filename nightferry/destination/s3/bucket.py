@@ -156,7 +156,10 @@ class Bucket:
             return self._backoff.run(lambda: self._asked(request), cancel or Cancel())
         except FAULTS as error:
             what = f"{verb} {params.get('Key', '')}".rstrip()
-            raise as_destination_error(error, self.name, what) from error
+            raise self._failed(error, what) from None
+
+    def _failed(self, error: Exception, what: str) -> DestinationError:
+        return as_destination_error(error, self.name, what, self._connection.secrets())
 
     def _asked(self, request: Callable[[Any], T]) -> T:
         """What the client answers; another one with newer keys where the store takes this one's no longer."""
@@ -308,7 +311,7 @@ class Bucket:
         try:
             data = self._backoff.run(lambda: self._asked(request), Cancel())
         except FAULTS as error:
-            raise as_destination_error(error, self.name, f"get {key}") from error
+            raise self._failed(error, f"get {key}") from None
         if data is None:
             self.require()
         return data
@@ -354,7 +357,7 @@ class Bucket:
                     raise MediumDamaged(
                         f"{self.name}: {key} is not the object any more that was stored", subject=self.name
                     ) from error
-                raise as_destination_error(error, self.name, f"get {key}") from error
+                raise self._failed(error, f"get {key}") from None
 
     def send_part(
         self, key: str, upload_id: str, number: int, span: Span, proved: Mapping[str, str], cancel: Cancel
@@ -399,7 +402,7 @@ class Bucket:
         try:
             return self._backoff.run(lambda: self._asked(request), cancel)
         except FAULTS as error:
-            raise as_destination_error(error, self.name, f"upload_part {key}") from error
+            raise self._failed(error, f"upload_part {key}") from None
 
     def delete(self, path: str, version: str = "") -> bool:
         """Removes an object, or one version of it; none there is fine.

@@ -45,6 +45,15 @@ class Connection:
         """Whether both sign with the same keys."""
         return bool(_frozen(self.credentials) == _frozen(other.credentials))
 
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may repeat, whoever says it: secret key and session token."""
+        keys = _frozen(self.credentials)
+        if isinstance(keys, dict):
+            found = [keys.get("aws_secret_access_key")]
+        else:
+            found = [getattr(keys, "secret_key", None), getattr(keys, "token", None)]
+        return tuple(secret for secret in found if secret)
+
 
 def _frozen(credentials: Any) -> Any:
     return (

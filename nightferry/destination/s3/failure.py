@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from botocore.exceptions import (
@@ -22,6 +22,7 @@ from urllib3.exceptions import HTTPError
 
 from nightferry.destination.s3.wire import Redirected
 from nightferry.errors import DestinationError, MediumDamaged, MediumFull, Unavailable
+from nightferry.model.redact import scrubbed
 from nightferry.model.text import safe
 
 FAULTS = (ClientError, BotoCoreError, HTTPError, OSError)
@@ -104,15 +105,19 @@ def is_passing(error: Exception) -> bool:
     )
 
 
-def as_destination_error(error: Exception, name: str, what: str) -> DestinationError:
-    """The error a user should see. Foreign words are made safe; keys are in none of them.
+def as_destination_error(
+    error: Exception, name: str, what: str, secrets: Iterable[str] = ()
+) -> DestinationError:
+    """The error a user should see. Foreign words are made safe, and hold none of our secrets: a store may repeat what
+    it was sent. Raise it ``from None``, as the library's own words are as they came.
 
     Args:
         error: One of ``FAULTS``.
         name: The destination.
         what: What was asked: ``get images/…/data``.
+        secrets: Never shown.
     """
-    text = f"{name}: {what}: {_said(error)}"
+    text = f"{name}: {what}: {_said(error, secrets)}"
     code, status = code_of(error), status_of(error)
     hint = _HINTS.get(code, "")
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
@@ -140,11 +145,11 @@ def as_destination_error(error: Exception, name: str, what: str) -> DestinationE
     return DestinationError(text, subject=name, hint=hint)
 
 
-def _said(error: Exception) -> str:
+def _said(error: Exception, secrets: Iterable[str]) -> str:
     if isinstance(error, ClientError):
         said = f"{code_of(error)}: {_response(error).get('Error', {}).get('Message', '')}"
-        return safe(said.rstrip(": "), 300)
-    return safe(f"{type(error).__name__}: {error}", 300)
+        return safe(scrubbed(said.rstrip(": "), secrets), 300)
+    return safe(scrubbed(f"{type(error).__name__}: {error}", secrets), 300)
 
 
 def _response(error: BaseException) -> Mapping[str, Any]:
