@@ -77,7 +77,9 @@ def test_damaged_chunk_is_named() -> None:
     table = table_of(DATA)
     check_chunk(table, 3, DATA[3 * CHUNK_BYTES :])
     with pytest.raises(IntegrityError, match=r"chunk 2 \(bytes from 2097152\) is damaged"):
-        check_chunk(table, 2, b"\0" + DATA[2 * CHUNK_BYTES + 1 : 3 * CHUNK_BYTES])
+        check_chunk(
+            table, 2, bytes([DATA[2 * CHUNK_BYTES] ^ 1]) + DATA[2 * CHUNK_BYTES + 1 : 3 * CHUNK_BYTES]
+        )
 
 
 @pytest.mark.parametrize("number", [4, -1])
