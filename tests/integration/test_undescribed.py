@@ -255,3 +255,17 @@ def test_verify_goes_on_behind_an_image_that_has_no_index_anywhere(
     ran = nightferry(site.file, "verify", "--json")
     rows = {row["image"]: (row["state"], bool(row["error"])) for row in ran.document["copies"]}  # type: ignore[attr-defined]
     assert (ran.code, rows) == (60, {image.image: ("verified", True), other.image: ("verified", False)})
+
+
+def test_what_the_hint_says_makes_the_copy_right(make_site: MakeSite, nightferry: Command) -> None:
+    site = make_site(copies=("folder",))
+    place = Place(site, "folder", site.objects)
+    image, _ = one_night(place)
+    place.remove(f"images/{image.image}/copy.json")
+    assert nightferry(site.file, "verify", "--json").code == 30
+    with place.open(HandClock(LATER)) as opened:
+        (copy,) = opened.catalog.copies(image.image)
+    program, *words = copy.hint.split("`")[1].split()
+    assert program == "nightferry"
+    assert nightferry(site.file, *words, "--json").code == 0
+    assert nightferry(site.file, "verify", "--json").code == 0
