@@ -24,6 +24,7 @@ from nightferry.units import format_duration
 
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 0.1
+_LOOKS = 3
 _LOOK_FOR_CARTRIDGE_S = 2.0
 _SAY_EVERY_S = 300.0
 
@@ -66,11 +67,18 @@ class Bays:
     def place_of(self, barcode: str) -> Address | None:
         """Where a cartridge is; None: not in the library.
 
+        An inventory is asked for in parts: what another host moves meanwhile may be in none of them, or in two. So it is
+        asked for again then.
+
         Raises:
             Unavailable: several cartridges bear its barcode, and none of them is touched.
         """
-        elements = self.inventory()
-        places = doubled(elements).get(barcode)
+        for _ in range(_LOOKS):
+            elements = self.inventory()
+            places = doubled(elements).get(barcode)
+            place = next((e.address for e in elements if e.barcode == barcode), None)
+            if place is not None and places is None:
+                return place
         if places is not None:
             raise Unavailable(
                 f"{len(places)} cartridges bear the barcode {barcode}, in {' and '.join(map(str, places))}: "
@@ -79,7 +87,7 @@ class Bays:
                 hint="look which of them is meant, and take the other one out of the library, or give it a new barcode "
                 "label",
             )
-        return next((e.address for e in elements if e.barcode == barcode), None)
+        return None
 
     def is_idle(self, number: int) -> bool:
         """Whether no thread of this process has leased the drive, and it is used at all."""
