@@ -67,8 +67,8 @@ class Bays:
     def place_of(self, barcode: str) -> Address | None:
         """Where a cartridge is; None: not in the library.
 
-        An inventory is asked for in parts: what another host moves meanwhile may be in none of them, or in two. So it is
-        asked for again then.
+        An inventory is asked for in parts: what another host moves meanwhile may be in none of them, or in two.
+        So it is asked for again then.
 
         Raises:
             Unavailable: several cartridges bear its barcode, and none of them is touched.
