@@ -17,9 +17,9 @@ from pathlib import Path
 
 from bench.common import Claim, arguments, report, workspace
 from nightferry.model.load import load_site
-from nightferry.ops import move
-from nightferry.ops.opened import OpenSite
+from nightferry.night import move
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.opened import OpenSite
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, PacemakerServer, serving
 from tests.support.cluster_site import ClusterSite
 

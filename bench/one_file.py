@@ -19,10 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.common import Claim, Cost, arguments, as_data, command, cool, cost_of, report, table, workspace
+from nightferry.copies import stream
 from nightferry.model.load import load_site
-from nightferry.ops import gate, move, owed, restore, run, stage, stream
-from nightferry.ops.opened import OpenSite
+from nightferry.night import gate, move, run, stage
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
+from nightferry.staging import owed
 from nightferry.units import MIB
 from tests.servers.proxy import Ask, Proxy, proxied
 from tests.servers.seaweed import KEYS, Seaweed, serving, weed_program

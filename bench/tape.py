@@ -36,8 +36,8 @@ from nightferry.destination.base import Encoding, Receipt
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.virtual import VirtualLibrary, create
-from nightferry.ops.register import CatalogRegister
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.register import CatalogRegister
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, chunk_digest
 from nightferry.transfer.reading import FileReader

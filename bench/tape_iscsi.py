@@ -40,10 +40,10 @@ from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.scsi_open import Options, open_iscsi
-from nightferry.ops.register import CatalogRegister
 from nightferry.progress import QUIET, Cancel
 from nightferry.scsi import cdb
 from nightferry.scsi.iscsi import IscsiTransport, Portal
+from nightferry.site.register import CatalogRegister
 from nightferry.units import MIB
 from tests.servers.tgtd import TARGET, Tgtd, serving
 

@@ -27,8 +27,8 @@ from nightferry.model.destinations import TapeSettings
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import LocalClusterSettings
 from nightferry.model.site import Site as SiteModel
-from nightferry.ops.prefect_api import FIX, why_unguarded
 from nightferry.plan.window import night_start
+from nightferry.site.prefect_api import FIX, why_unguarded
 
 WORKER_ENVIRONMENT = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",

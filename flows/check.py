@@ -14,11 +14,11 @@ from prefect.states import Completed, Failed
 
 from blocks.site import Site
 from nightferry.errors import NightferryError
+from nightferry.health import everywhere
+from nightferry.health.check import exit_code
 from nightferry.model.findings import Finding
 from nightferry.model.text import safe_markdown
-from nightferry.ops import everywhere
-from nightferry.ops.check import exit_code
-from nightferry.ops.opened import OpenSite
+from nightferry.site.opened import OpenSite
 from tasks.bridge import at_work, opened
 from tasks.place import at
 

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
-from nightferry.ops import expire as ops
+from nightferry.retention import expire as ops
 from nightferry.units import counted, format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 

@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State
 
 from blocks.site import Site
 from flows.two_stage import two_stage_backup
-from nightferry.ops import gate
+from nightferry.night import gate
 from tasks.bridge import at_work, opened
 from tasks.part import as_own, part
 from tasks.place import at, is_here

@@ -11,8 +11,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
+from nightferry.copies import media
 from nightferry.errors import NightferryError
-from nightferry.ops import media
 from nightferry.units import counted
 from tasks.bridge import PrefectProgress, at_work, opened
 

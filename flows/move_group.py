@@ -12,8 +12,8 @@ from prefect.states import Completed
 from blocks.site import Site
 from flows.show import final_state
 from nightferry.errors import ConfigError, GateClosed
-from nightferry.ops.report import night_result
-from nightferry.ops.run import run_lock, set_state
+from nightferry.night.report import night_result
+from nightferry.night.run import run_lock, set_state
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.gate import require_open, to_passive
 from tasks.place import at, is_here

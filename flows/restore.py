@@ -19,10 +19,10 @@ from blocks.site import Site
 from nightferry.errors import ConfigError
 from nightferry.model.names import split_store
 from nightferry.model.text import safe_markdown
-from nightferry.ops import restore as ops
-from nightferry.ops import restore_group as of_group
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.tree import Writing
+from nightferry.restore import restore as ops
+from nightferry.restore import restore_group as of_group
+from nightferry.restore.tree import Writing
+from nightferry.site.opened import OpenSite
 from nightferry.units import format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own

@@ -10,8 +10,8 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import NightResult, report_markdown, throughput_png
+from nightferry.night.report import NightResult, report_markdown, throughput_png
+from nightferry.site.opened import OpenSite
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from blocks.site import Site
 from flows.show import final_state
 from nightferry.errors import ConfigError
 from nightferry.model.records import RunRecord
-from nightferry.ops.gate import approve, look
-from nightferry.ops.hooks import hooked
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.ownership import watched
-from nightferry.ops.report import night_result
-from nightferry.ops.run import due_stores, run_lock, set_state
-from nightferry.ops.stage import lost_images, require_owner
+from nightferry.night.gate import approve, look
+from nightferry.night.hooks import hooked
+from nightferry.night.report import night_result
+from nightferry.night.run import due_stores, run_lock, set_state
+from nightferry.night.stage import lost_images, require_owner
 from nightferry.plan.batches import batches
 from nightferry.plan.window import start_delays
+from nightferry.site.opened import OpenSite
+from nightferry.staging.ownership import watched
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.gate import to_active, write_seal
 from tasks.runner import at_once

@@ -14,19 +14,19 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
+from nightferry.copies.drives import expectation
+from nightferry.copies.stream import note_away, note_there
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
-from nightferry.ops.drives import expectation
-from nightferry.ops.hooks import hooked
-from nightferry.ops.marker import require_ours
-from nightferry.ops.move import require_handed_over, take_over
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.owed import owed
-from nightferry.ops.ownership import watched
-from nightferry.ops.run import run_lock
-from nightferry.ops.stream import note_away, note_there
+from nightferry.night.hooks import hooked
+from nightferry.night.move import require_handed_over, take_over
+from nightferry.night.run import run_lock
 from nightferry.plan.balance import in_order
 from nightferry.progress import Cancel
+from nightferry.site.marker import require_ours
+from nightferry.site.opened import OpenSite
+from nightferry.staging.owed import owed
+from nightferry.staging.ownership import watched
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, part, require_success
 from tasks.place import at, is_here

@@ -18,14 +18,14 @@ from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GroupStopping, NodeAway
 from nightferry.model.records import RunRecord
-from nightferry.ops.gate import look, require_newest
-from nightferry.ops.move import settle, wait_for_service
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.owed import owed
-from nightferry.ops.report import night_result
-from nightferry.ops.run import begin_run, end_run, lock_key, run_lock, set_state
-from nightferry.ops.stage import lost_images
-from nightferry.ops.stamps import accept_clock, require_plausible_clock
+from nightferry.night.gate import look, require_newest
+from nightferry.night.move import settle, wait_for_service
+from nightferry.night.report import night_result
+from nightferry.night.run import begin_run, end_run, lock_key, run_lock, set_state
+from nightferry.night.stage import lost_images
+from nightferry.site.opened import OpenSite
+from nightferry.site.stamps import accept_clock, require_plausible_clock
+from nightferry.staging.owed import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success
 from tasks.place import at, require_published

@@ -12,7 +12,7 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from blocks.site import Site
-from nightferry.ops import verify
+from nightferry.copies import verify
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 
 

@@ -471,11 +471,11 @@ def _sides() -> tuple[bytes, ...]:
 
 def _read_side(data: bytes) -> None:
     """The first byte says which of the side files it is."""
+    from nightferry.copies.beside import Beside
+    from nightferry.copies.encode import image_of
     from nightferry.destination.copies import data_name, location_of, parse_about, receipt_of
     from nightferry.destination.ours import parse_marker, parse_origin
     from nightferry.errors import IntegrityError
-    from nightferry.ops.beside import Beside
-    from nightferry.ops.encode import image_of
 
     found: object
     match data[:1]:

@@ -28,9 +28,9 @@ from blocks.site import Site
 from nightferry.errors import NightferryError, in_tree
 from nightferry.model.load import LoadedSite
 from nightferry.model.secrets import use_blocks
-from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Progress
 from nightferry.signals import prompt_signals
+from nightferry.site.opened import OpenSite
 from nightferry.units import format_size
 from tasks.folders import adopt_worker_folders
 

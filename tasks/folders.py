@@ -9,7 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from nightferry.ops.state import keep_private
+from nightferry.site.state import keep_private
 from nightferry.transfer.temporary import clear_dead_folders, mark_folder
 
 _WORKING = re.compile(r"tmp[a-z0-9_]{8}prefect")

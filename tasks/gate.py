@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from blocks.site import Site
-from nightferry.ops import gate, move
+from nightferry.night import gate, move
 from tasks.bridge import CANCEL, PrefectProgress, opened
 
 

@@ -2,7 +2,7 @@
 
 A run on another node is a child of the calling flow in Prefect's graph. It is found again by an idempotency key, so
 that a rerun never starts a second one beside it; it is told to stop when the caller is; it ends by itself when the
-lock of its night is gone (`nightferry.ops.run.run_lock`).
+lock of its night is gone (`nightferry.night.run.run_lock`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nightferry.errors import (
     PartFailed,
     PrefectRequired,
 )
-from nightferry.ops.opened import OpenSite
+from nightferry.site.opened import OpenSite
 from nightferry.units import format_duration
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.heartbeat import Heartbeats

@@ -11,7 +11,7 @@ from prefect.runtime import task_run
 
 from blocks.site import Site
 from nightferry.errors import Cancelled, NightferryError
-from nightferry.ops import stage
+from nightferry.night import stage
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.retry import STORE_RETRIES, delays, retryable
 

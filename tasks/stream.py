@@ -6,8 +6,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from blocks.site import Site
-from nightferry.ops import delivery, room
-from nightferry.ops.verify import remake_copy
+from nightferry.copies import delivery
+from nightferry.copies.verify import remake_copy
+from nightferry.staging import room
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.retry import COPY_RETRIES, delays, retryable
 

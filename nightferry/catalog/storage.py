@@ -1,7 +1,7 @@
 """Where a catalog lies, seen from the catalog: small files by path, of which some are claimed once for all.
 
 A path is ``folder/name``, or a name alone. Two places keep to this: a folder that all nodes share
-(``catalog/folder.py``) and a bucket (``ops/catalog_bucket.py``); one in memory serves what is thrown away.
+(``catalog/folder.py``) and a bucket (``site/catalog_bucket.py``); one in memory serves what is thrown away.
 
 What every place guarantees:
 

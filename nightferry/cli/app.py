@@ -154,7 +154,7 @@ def _run(arguments: Sequence[str], session: Session) -> int:
             out.result({}, overview())
             return 0
         from nightferry.cli.commands import dispatch
-        from nightferry.ops.state import keep_private
+        from nightferry.site.state import keep_private
 
         undo = keep_private()
         try:

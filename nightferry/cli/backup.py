@@ -24,8 +24,8 @@ from nightferry.errors import (
 if TYPE_CHECKING:
     from nightferry.model.load import LoadedSite
     from nightferry.model.records import RunRecord
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.report import NightResult
+    from nightferry.night.report import NightResult
+    from nightferry.site.opened import OpenSite
 
 Several = Annotated[tuple[str, ...], Parameter(negative=())]
 
@@ -157,7 +157,7 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
 
     from blocks.site import Site
     from flows.two_stage import two_stage_backup
-    from nightferry.ops.report import night_result
+    from nightferry.night.report import night_result
     from tasks.bridge import CANCEL, opened, serve
     from tasks.part import SERVER_AWAY
 
@@ -203,7 +203,7 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
 
 def _run_of(here: OpenSite, night: Night, flow_run: str) -> RunRecord:
     """The run that a flow run worked on; when it found nothing to do, the newest whose stamps nobody declared wrong."""
-    from nightferry.ops.stamps import wrong_runs
+    from nightferry.site.stamps import wrong_runs
 
     here.catalog.refresh()
     if night.arguments["run"]:
@@ -279,8 +279,8 @@ def _require_paths(
     session: Session, loaded: LoadedSite, plan: dict[str, tuple[list[str], list[str]]]
 ) -> None:
     """An operator is at hand to mend a path; the schedule would stage the others and hold the gate."""
-    from nightferry.ops.check import missing_stores, serves
-    from nightferry.ops.opened import OpenSite
+    from nightferry.health.check import missing_stores, serves
+    from nightferry.site.opened import OpenSite
 
     with OpenSite(loaded) as here:
         wanted = []

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from nightferry.cli.session import current
 
 if TYPE_CHECKING:
-    from nightferry.ops.rebuild import Rebuilt
+    from nightferry.copies.rebuild import Rebuilt
 
 app = App(name="catalog", help="Makes the catalog anew.")
 
@@ -31,7 +31,7 @@ def rebuild(*, copy: str, to: str) -> int:
     to
         An empty or absent folder, or s3://bucket/prefix with nothing below it.
     """
-    from nightferry.ops.rebuild import rebuild as make_anew
+    from nightferry.copies.rebuild import rebuild as make_anew
     from nightferry.units import counted
 
     session = current()
@@ -95,9 +95,9 @@ def accept(
     dry_run
         Only say what there is to accept.
     """
+    from nightferry.copies import accept as ops
     from nightferry.errors import ConfigError
-    from nightferry.ops import accept as ops
-    from nightferry.ops.opened import OpenSite
+    from nightferry.site.opened import OpenSite
 
     session = current()
     if not (yes or reason.strip() or dry_run):

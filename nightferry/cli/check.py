@@ -25,8 +25,8 @@ def check(*, everywhere: Annotated[bool, Parameter(negative=())] = False) -> int
     from rich.text import Text
 
     from nightferry.cli.output import table
-    from nightferry.ops.check import check as look
-    from nightferry.ops.check import exit_code
+    from nightferry.health.check import check as look
+    from nightferry.health.check import exit_code
     from nightferry.units import counted
 
     session = current()
@@ -59,7 +59,7 @@ def _everywhere(session: Session) -> list[Finding]:
     use_prefect(session, loaded)
     from blocks.site import Site
     from flows.check import FOUND, check_everywhere
-    from nightferry.ops.everywhere import load_findings
+    from nightferry.health.everywhere import load_findings
     from tasks.bridge import serve
 
     serve(session.out.progress, session.stop)

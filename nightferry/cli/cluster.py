@@ -26,7 +26,7 @@ def view() -> int:
     """
     from nightferry.cli.output import table
     from nightferry.errors import ClusterError
-    from nightferry.ops.opened import OpenSite
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -136,11 +136,11 @@ def move(
     reason
         Why it is not gated; recorded.
     """
-    from nightferry.ops import gate
-    from nightferry.ops import move as ops
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.run import run_lock
+    from nightferry.night import gate
+    from nightferry.night import move as ops
+    from nightferry.night.run import run_lock
     from nightferry.plan.layout import Layout
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site(), cancel=session.cancel) as here:

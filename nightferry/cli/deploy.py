@@ -80,7 +80,7 @@ def worker_command(server: Server, pool: str) -> str:
 
 def _allow(loaded: LoadedSite) -> Path:
     from nightferry.model.allowed import allow
-    from nightferry.ops.opened import operator
+    from nightferry.site.opened import operator
 
     return allow(loaded.site.name, loaded.digest, operator(), datetime.now(UTC))
 

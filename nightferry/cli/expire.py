@@ -12,7 +12,7 @@ from nightferry.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from nightferry.ops.expire import Expiry
+    from nightferry.retention.expire import Expiry
 
 MOST_FOREIGN = 20
 """What is left alone is shown up to so many lines."""
@@ -42,8 +42,8 @@ def expire(
     reason
         Why that is right; it is kept in the catalog.
     """
-    from nightferry.ops import expire as ops
-    from nightferry.ops.opened import OpenSite
+    from nightferry.retention import expire as ops
+    from nightferry.site.opened import OpenSite
 
     session = current()
     if yes != bool(reason.strip()):
@@ -70,7 +70,7 @@ def shown(done: Expiry) -> list[RenderableType]:
     from rich.text import Text
 
     from nightferry.cli.output import Column, table
-    from nightferry.ops.owed import FORGET_HINT
+    from nightferry.staging.owed import FORGET_HINT
     from nightferry.units import counted, format_size
 
     parts: list[RenderableType] = []

@@ -15,8 +15,8 @@ def forget(name: str, /, *, reason: str) -> None:
     reason
         Why; it is kept in the catalog.
     """
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.owed import forget as give_up
+    from nightferry.site.opened import OpenSite
+    from nightferry.staging.owed import forget as give_up
     from nightferry.units import counted
 
     session = current()

@@ -11,7 +11,7 @@ from nightferry.errors import ConfigError
 
 if TYPE_CHECKING:
     from nightferry.model.records import RunRecord
-    from nightferry.ops.opened import OpenSite
+    from nightferry.site.opened import OpenSite
 
 app = App(name="gate", help="A held gate.")
 
@@ -26,8 +26,8 @@ def show(run: str | None = None, /) -> int:
         The run; without it the newest of every BACK group.
     """
     from nightferry.cli.output import table
-    from nightferry.ops.gate import look
-    from nightferry.ops.opened import OpenSite
+    from nightferry.night.gate import look
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -81,8 +81,8 @@ def approve(
     record_only
         Only records; `nightferry backup` or `gate retry` goes on later.
     """
-    from nightferry.ops import gate
-    from nightferry.ops.opened import OpenSite
+    from nightferry.night import gate
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -106,7 +106,7 @@ def _go_on(session: Session, record: RunRecord, stage: str) -> int:
 
 
 def _find(session: Session, run: str) -> RunRecord:
-    from nightferry.ops.opened import OpenSite
+    from nightferry.site.opened import OpenSite
 
     with OpenSite(session.load_site()) as here:
         here.catalog.refresh()

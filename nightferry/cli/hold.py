@@ -20,9 +20,9 @@ def add(image: str, /, *, reason: str) -> None:
     reason
         Why; it is shown wherever the hold is.
     """
-    from nightferry.ops.beside import spread
-    from nightferry.ops.hold import add_hold
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies.beside import spread
+    from nightferry.retention.hold import add_hold
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -42,9 +42,9 @@ def remove(image: str, /, *, reason: str = "") -> None:
     reason
         Why, for the catalog.
     """
-    from nightferry.ops.beside import spread
-    from nightferry.ops.hold import remove_hold
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies.beside import spread
+    from nightferry.retention.hold import remove_hold
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -57,8 +57,8 @@ def remove(image: str, /, *, reason: str = "") -> None:
 def list_() -> None:
     """Lists the holds, the oldest first."""
     from nightferry.cli.output import table
-    from nightferry.ops.hold import holds
-    from nightferry.ops.opened import OpenSite
+    from nightferry.retention.hold import holds
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:

@@ -27,8 +27,8 @@ def list_(*, library: LibraryName = None) -> None:
         Only this destination's.
     """
     from nightferry.cli.output import Column, table
-    from nightferry.ops.media import tapes, view_json
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies.media import tapes, view_json
+    from nightferry.site.opened import OpenSite
     from nightferry.units import format_size
 
     session = current()
@@ -82,8 +82,8 @@ def show(barcode: str, /, *, library: LibraryName = None) -> None:
         The destination, when several have one of that barcode.
     """
     from nightferry.cli.output import Column, table
-    from nightferry.ops.media import holding, view_json
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies.media import holding, view_json
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -126,8 +126,8 @@ def label(barcode: str, /, *, pool: str | None = None, library: LibraryName = No
     library
         The destination, when several have one of that barcode.
     """
-    from nightferry.ops.media import holding, view_json
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies.media import holding, view_json
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -161,8 +161,8 @@ def erase(
     library
         The destination, when several have one of that barcode.
     """
-    from nightferry.ops import media
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies import media
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
@@ -202,9 +202,9 @@ def retire(barcode: str, /, *, reason: str, library: LibraryName = None) -> int:
         The destination, when several have one of that barcode.
     """
     from nightferry.cli.output import table
+    from nightferry.copies import media
     from nightferry.errors import CopyMissing
-    from nightferry.ops import media
-    from nightferry.ops.opened import OpenSite
+    from nightferry.site.opened import OpenSite
     from nightferry.units import counted
 
     session = current()
@@ -245,8 +245,8 @@ def move(barcode: str, /, *, to: tuple[str, int], reason: str = "", library: Lib
     library
         The destination, when several have one of that barcode.
     """
-    from nightferry.ops import media
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies import media
+    from nightferry.site.opened import OpenSite
 
     session = current()
     if to[0] != "slot":
@@ -273,8 +273,8 @@ def import_(*, reason: str = "", library: LibraryName = None) -> None:
     library
         Only this destination's ports.
     """
-    from nightferry.ops import media
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies import media
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -303,8 +303,8 @@ def export(barcode: str, /, *, reason: str = "", library: LibraryName = None) ->
     library
         The destination, when several have one of that barcode.
     """
-    from nightferry.ops import media
-    from nightferry.ops.opened import OpenSite
+    from nightferry.copies import media
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:

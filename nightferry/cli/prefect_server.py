@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightferry.errors import PrefectRequired
-from nightferry.ops.prefect_api import accepts, answers
-from nightferry.ops.state import make_private_folder, state_home, write_private
+from nightferry.site.prefect_api import accepts, answers
+from nightferry.site.state import make_private_folder, state_home, write_private
 
 START_S = 90.0
 """How long our own server may take to start: its first start makes its database."""

@@ -19,7 +19,7 @@ def runs(*, back_group: str | None = None) -> None:
         Only this BACK group's.
     """
     from nightferry.cli.output import table
-    from nightferry.ops.opened import OpenSite
+    from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
@@ -65,9 +65,9 @@ def images(
         Those that have expired instead: what the catalog remembers of them.
     """
     from nightferry.cli.output import Column, table
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.owed import is_lost
-    from nightferry.ops.report import image_json
+    from nightferry.night.report import image_json
+    from nightferry.site.opened import OpenSite
+    from nightferry.staging.owed import is_lost
     from nightferry.units import format_size
 
     session = current()
@@ -134,8 +134,8 @@ def copies(image: str, /) -> None:
         The image's name.
     """
     from nightferry.cli.output import Column, table
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.stream import describe_location
+    from nightferry.copies.stream import describe_location
+    from nightferry.site.opened import OpenSite
     from nightferry.units import format_size
 
     session = current()
@@ -201,8 +201,8 @@ def files(
     from nightferry.cli.output import Column, table
     from nightferry.cli.restore import chosen_image
     from nightferry.model.text import path_fields
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.restore import matching_rows
+    from nightferry.restore.restore import matching_rows
+    from nightferry.site.opened import OpenSite
 
     session = current()
     if store is None and as_of is not None:

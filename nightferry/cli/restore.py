@@ -14,10 +14,10 @@ from nightferry.errors import ConfigError
 
 if TYPE_CHECKING:
     from nightferry.model.records import ImageRecord
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.restore import Restored, RestorePlan
-    from nightferry.ops.restored import RestoreReport
-    from nightferry.ops.tree import Writing
+    from nightferry.restore.restore import Restored, RestorePlan
+    from nightferry.restore.restored import RestoreReport
+    from nightferry.restore.tree import Writing
+    from nightferry.site.opened import OpenSite
 
 app = App(name="restore", help="Brings back files, a store, a storage group.")
 
@@ -61,7 +61,7 @@ class Way:
         Raises:
             ConfigError: ``map_owner`` is not well-formed.
         """
-        from nightferry.ops.tree import Writing
+        from nightferry.restore.tree import Writing
 
         owners = {}
         for pair in self.map_owner:
@@ -191,8 +191,8 @@ def group(
     """
     from nightferry.cli.output import table
     from nightferry.errors import NotInThisRelease, worst_exit_code
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.restore_group import plan_group, restore_group
+    from nightferry.restore.restore_group import plan_group, restore_group
+    from nightferry.site.opened import OpenSite
     from nightferry.units import format_duration, format_size
 
     if until is not None:
@@ -249,8 +249,8 @@ def _run(
     image: str | None,
     way: Way,
 ) -> int:
-    from nightferry.ops import restore as ops
-    from nightferry.ops.opened import OpenSite
+    from nightferry.restore import restore as ops
+    from nightferry.site.opened import OpenSite
 
     session, writing = current(), way.writing()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
@@ -271,10 +271,10 @@ def _in_place(
     image: str | None,
     way: Way,
 ) -> int:
-    from nightferry.ops import restore_in_place as ops
-    from nightferry.ops.in_place import store_in_use
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.restore import look_for_recalls
+    from nightferry.restore import restore_in_place as ops
+    from nightferry.restore.in_place import store_in_use
+    from nightferry.restore.restore import look_for_recalls
+    from nightferry.site.opened import OpenSite
 
     session, writing = current(), way.writing()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
@@ -301,7 +301,7 @@ def chosen_image(
 ) -> tuple[ImageRecord, datetime | None]:
     """The image, and the moment that ``--as-of`` came to."""
     from nightferry.model.names import split_store
-    from nightferry.ops.restore import find_image
+    from nightferry.restore.restore import find_image
 
     if as_of is not None and image is not None:
         raise ConfigError("--as-of and --image are two ways to say which image", hint="use one of them")

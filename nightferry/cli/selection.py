@@ -101,8 +101,8 @@ def fix(group: str, /) -> None:
     group
         The storage group.
     """
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.run import fix_selection
+    from nightferry.night.run import fix_selection
+    from nightferry.site.opened import OpenSite
 
     session = session_of()
     with OpenSite(session.load_site()) as here:
@@ -123,8 +123,8 @@ def adopt(old: str, new: str, /) -> None:
     new
         The name now.
     """
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.owed import adopt as adopt_store
+    from nightferry.site.opened import OpenSite
+    from nightferry.staging.owed import adopt as adopt_store
 
     session = session_of()
     with OpenSite(session.load_site()) as here:
@@ -136,9 +136,9 @@ def adopt(old: str, new: str, /) -> None:
 
 
 def _document(group: str) -> dict[str, Any]:
+    from nightferry.copies.origin import new_line
     from nightferry.model.stores import StoreRef
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.origin import new_line
+    from nightferry.site.opened import OpenSite
 
     with OpenSite(session_of().load_site()) as here:
         here.catalog.refresh()

@@ -6,7 +6,7 @@ from cyclopts import App
 
 from nightferry.cli.prefect_server import find_own, state_folder, stop_own, use_server
 from nightferry.cli.session import current
-from nightferry.ops.prefect_api import answers
+from nightferry.site.prefect_api import answers
 
 app = App(name="server", help="The site's own background Prefect server.")
 

@@ -29,8 +29,8 @@ def status(
     from rich.text import Text
 
     from nightferry.cli.output import table
-    from nightferry.ops import status as ops
-    from nightferry.ops.opened import OpenSite
+    from nightferry.health import status as ops
+    from nightferry.site.opened import OpenSite
 
     if policy:
         raise NotInThisRelease("`nightferry status --policy` is not in this release", subject="--policy")

@@ -40,9 +40,9 @@ def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:
         The bundle; it must not exist.
     """
     from nightferry.cli.output import dump_json
+    from nightferry.health.check import check
     from nightferry.model.redact import redacted
-    from nightferry.ops.check import check
-    from nightferry.ops.opened import OpenSite
+    from nightferry.site.opened import OpenSite
 
     session = current()
     loaded = session.load_site()

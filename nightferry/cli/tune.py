@@ -7,8 +7,8 @@ from pathlib import Path
 from nightferry.cli.output import Column, table
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError
-from nightferry.ops.tune import DEFAULT_BYTES, Tuning
-from nightferry.ops.tune import tune as measure
+from nightferry.health.tune import DEFAULT_BYTES, Tuning
+from nightferry.health.tune import tune as measure
 from nightferry.units import MIB, format_size, parse_size
 
 

@@ -28,8 +28,8 @@ def verify(
         Also copies in archived storage classes: asks for each and waits for it, hours and for money.
     """
     from nightferry.cli.output import table
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.verify import verify_copies
+    from nightferry.copies.verify import verify_copies
+    from nightferry.site.opened import OpenSite
     from nightferry.units import counted
 
     session = current()
@@ -82,9 +82,9 @@ def copy(
         The destination.
     """
     from nightferry.cli.output import table
+    from nightferry.copies.verify import missing_copies, remake_copy
     from nightferry.errors import BusyError, DestinationError, IntegrityError, StagingFull
-    from nightferry.ops.opened import OpenSite
-    from nightferry.ops.verify import missing_copies, remake_copy
+    from nightferry.site.opened import OpenSite
 
     if bool(images) == missing:
         raise ConfigError(

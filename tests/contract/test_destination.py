@@ -22,6 +22,7 @@ import fsspec
 import pytest
 from botocore.awsrequest import AWSResponse
 
+from nightferry.copies.encode import EncodedOutgoing
 from nightferry.destination.base import Outgoing, Receipt, SiteMark, encoding_of
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.s3.destination import open_s3
@@ -42,7 +43,6 @@ from nightferry.errors import (
 from nightferry.image.frames import FramedReader
 from nightferry.model.destinations import S3Settings
 from nightferry.model.records import CartridgeRecord, DriveRecord
-from nightferry.ops.encode import EncodedOutgoing
 from nightferry.progress import QUIET, Cancel
 from nightferry.transfer.base import ByteReader
 from tests.servers.ftp import PASSWORD, Ftp

@@ -122,7 +122,7 @@ def test_planted_secrets_reach_no_run_log_artifact_or_block(site, monkeypatch, t
 
 def test_two_backups_of_one_back_group_at_once(site):
     """The second is busy, and says whose turn it is."""
-    from nightferry.ops.run import window_begins
+    from nightferry.night.run import window_begins
 
     here = site.opened()
     lock = here.catalog.run_lock(BACK)

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from nightferry.errors import GroupStopping, StoreUnreadable
-from nightferry.ops import stage
+from nightferry.night import stage
 from nightferry.plan.batches import batches
 from tests.support.prefect_site import BACK, PROGRAM, subflows, task_runs, until
 from tests.support.prefect_site import environment as environment_of

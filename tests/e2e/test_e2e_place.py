@@ -242,7 +242,7 @@ def test_an_error_on_another_node_is_the_same_error_here(site):
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        ("nightferry.ops.stream.StagedDamage", 30),  # known by that name to its own room only
+        ("nightferry.copies.stream.StagedDamage", 30),  # known by that name to its own room only
         ("builtins.KeyError", 1),
     ],
 )

@@ -18,13 +18,13 @@ import pytest
 from nightferry.cli.backup import show
 from nightferry.cli.output import Output, dump_json
 from nightferry.cli.session import Session
+from nightferry.copies.accept import Accepted
 from nightferry.destination.base import Leftover
 from nightferry.errors import BusyError
 from nightferry.model.catalog_records import RebuildRecord
-from nightferry.ops.accept import Accepted
-from nightferry.ops.expire import Expiry
-from nightferry.ops.outlook import LeftoverOutlook, StagedOutlook
-from nightferry.ops.report import night_result
+from nightferry.night.report import night_result
+from nightferry.retention.expire import Expiry
+from nightferry.retention.outlook import LeftoverOutlook, StagedOutlook
 from tests.support import night
 from tests.support.command_site import BACK, SOURCES, Command, CommandSite, process
 

@@ -8,10 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from nightferry.errors import ClockAhead
-from nightferry.ops import expire, gate, restore, stamps
-from nightferry.ops.run import begin_run
-from nightferry.ops.status import status
+from nightferry.health.status import status
+from nightferry.night import gate
+from nightferry.night.run import begin_run
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.retention import expire
+from nightferry.site import stamps
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 from tests.support.tapes import Said

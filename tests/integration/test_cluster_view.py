@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightferry.cluster import command
-from nightferry.ops import opened
+from nightferry.site import opened
 from tests.support.command_site import Command
 from tests.support.fake_cluster import ACTIVE, BACK, MAIL, FakeCluster
 from tests.support.placed_site import as_toml

@@ -16,10 +16,10 @@ from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.virtual import VirtualLibrary, create
 from nightferry.model.load import load_site
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.register import CatalogRegister
-from nightferry.ops.staged import StagedOutgoing
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.opened import OpenSite
+from nightferry.site.register import CatalogRegister
+from nightferry.staging.staged import StagedOutgoing
 from tests.conftest import needs
 from tests.support.night import night
 
@@ -158,7 +158,7 @@ def test_b3sum_agrees_with_the_index(site: Path) -> None:
 
 def test_a_catalog_copy_makes_a_catalog_again(site: Path) -> None:
     with OpenSite(load_site(site / "nightferry.toml")) as opened:
-        from nightferry.ops.delivery import deliver_catalog
+        from nightferry.copies.delivery import deliver_catalog
 
         deliver_catalog(opened, "objects", opened.clock.now())
         images = [image.image for image in opened.catalog.images()]

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from nightferry.copies import verify
+from nightferry.copies.stream import describe_location
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.errors import IntegrityError
 from nightferry.model.records import CopyRecord, ImageRecord
-from nightferry.ops import restore, room, verify
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.stream import describe_location
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
+from nightferry.staging import room
 from nightferry.transfer.base import ByteReader
 from tests.conftest import needs
 from tests.support import night

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.ops import restore, verify
+from nightferry.copies import verify
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
 from tests.conftest import needs
 from tests.servers.seaweed import Seaweed
 from tests.support import night, toml

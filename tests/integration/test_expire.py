@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import media, verify
 from nightferry.errors import CopyMissing, ImplausibleExpiry, NoScratch
+from nightferry.health import check
 from nightferry.model.records import CopyRecord, ExpiryRecord
-from nightferry.ops import check, expire, gate, hold, media, owed, restore, stage, verify
-from nightferry.ops.opened import OpenSite
+from nightferry.night import gate, stage
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.retention import expire, hold
+from nightferry.site.opened import OpenSite
+from nightferry.staging import owed
 from tests.support import brought, night
 from tests.support.command_site import Command
 from tests.support.night import nights

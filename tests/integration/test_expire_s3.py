@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from nightferry.ops import expire
-from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
+from nightferry.retention import expire
+from nightferry.site.opened import OpenSite
 from tests.servers.seaweed import KEYS, WRITER_KEYS, Seaweed
 from tests.support import toml
 from tests.support.brought import bring_back

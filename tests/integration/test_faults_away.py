@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import verify
 from nightferry.errors import DestinationError, Unavailable
+from nightferry.health.status import status
 from nightferry.model.records import CartridgeRecord
 from nightferry.model.text import safe_markdown
-from nightferry.ops import restore, verify
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result, report_markdown
-from nightferry.ops.status import status
+from nightferry.night.report import night_result, report_markdown
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.outside import folder_copies, tape_copies, wrong_images
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite

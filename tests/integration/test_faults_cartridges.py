@@ -13,8 +13,8 @@ import pytest
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.errors import ConfigError, DestinationError, NoScratch, WrongCartridge
 from nightferry.model.records import CartridgeRecord
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result
+from nightferry.night.report import night_result
+from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.outside import tape_copies
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite

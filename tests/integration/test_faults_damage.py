@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import places, verify
 from nightferry.errors import CopyMissing, DestinationError, IntegrityError, MediumDamaged
+from nightferry.health.status import status
 from nightferry.model.records import ImageRecord
-from nightferry.ops import places, restore, verify
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result
-from nightferry.ops.status import status
+from nightferry.night.report import night_result
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.brought import bring_back, states
 from tests.support.outside import compare_tar, compare_tree, folder_copies, tape_copies

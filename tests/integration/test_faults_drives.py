@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import verify
 from nightferry.destination.tape.drive import RECORD_BYTES, Mark
 from nightferry.destination.tape.virtual_drive import VirtualDrive
 from nightferry.errors import IntegrityError, MediumDamaged
 from nightferry.model.records import CopyRecord, DriveRecord
-from nightferry.ops import restore, verify
-from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.outside import compare_tree, tape_copies
 from tests.support.small_site import BACK_GROUP, SmallSite

@@ -14,10 +14,11 @@ import pytest
 
 from nightferry.errors import StagingFull
 from nightferry.model.records import RunRecord
-from nightferry.ops import gate, stage, staged_files
-from nightferry.ops.opened import OpenSite
+from nightferry.night import gate, stage
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.opened import OpenSite
 from nightferry.source import files
+from nightferry.staging import staged_files
 from nightferry.transfer import newfile
 from tests.conftest import needs
 from tests.support import night

@@ -13,10 +13,10 @@ import pytest
 
 from nightferry.errors import ConfigError, GateClosed, MoveFailed
 from nightferry.model.records import RunRecord
-from nightferry.ops import gate, move, run, stage
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result
+from nightferry.night import gate, move, run, stage
+from nightferry.night.report import night_result
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.command_site import Command
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill

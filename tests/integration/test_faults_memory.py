@@ -22,8 +22,8 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from nightferry.model.load import load_site
-from nightferry.ops.opened import OpenSite
-from nightferry.ops import run
+from nightferry.site.opened import OpenSite
+from nightferry.night import run
 from tests.support import night
 from tests.support.peak import peak_bytes
 from tests.support.small_site import BACK_GROUP, HandClock

@@ -15,15 +15,18 @@ from typing import BinaryIO
 
 import pytest
 
+from nightferry.copies import read_back, stream, verify
 from nightferry.errors import CatalogError, ConfigError, DestinationError, GateClosed, StagingFull
+from nightferry.health.status import status
 from nightferry.image import index_builder
 from nightferry.model.records import ImageRecord
-from nightferry.ops import gate, move, owed, read_back, restore, run, stage, staged, stream, verify
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result
-from nightferry.ops.room import set_aside
-from nightferry.ops.status import status
+from nightferry.night import gate, move, run, stage
+from nightferry.night.report import night_result
 from nightferry.progress import QUIET, Cancel, Quiet
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
+from nightferry.staging import owed, staged
+from nightferry.staging.room import set_aside
 from tests.support import night
 from tests.support.brought import bring_back
 from tests.support.outside import compare_tree

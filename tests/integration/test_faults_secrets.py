@@ -16,10 +16,10 @@ import pytest
 
 from nightferry.cli.output import dump_json
 from nightferry.errors import ConfigError, NightferryError
-from nightferry.ops import gate
-from nightferry.ops.check import check
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result, report_markdown
+from nightferry.health.check import check
+from nightferry.night import gate
+from nightferry.night.report import night_result, report_markdown
+from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 

@@ -17,11 +17,13 @@ import pytest
 from nightferry.cluster.base import ClusterView
 from nightferry.cluster.disk import BackDisk
 from nightferry.cluster.local import LocalCluster
+from nightferry.copies import stream
 from nightferry.errors import Cancelled, NotOwner
 from nightferry.model.records import ImageRecord, RunRecord
-from nightferry.ops import gate, leftovers, move, ownership, run, stage, stream
-from nightferry.ops.opened import OpenSite
+from nightferry.night import gate, move, run, stage
 from nightferry.progress import QUIET, Cancel, Quiet
+from nightferry.site.opened import OpenSite
+from nightferry.staging import leftovers, ownership
 from tests.conftest import needs
 from tests.support import night
 from tests.support.disks import ext4, make_ext4, mount
@@ -200,7 +202,7 @@ def test_stage_two_stops_on_a_stolen_disk_and_makes_no_copy(
 
 
 def test_staging_frees_nothing_on_a_stolen_disk(site: SmallSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nightferry.ops import room
+    from nightferry.staging import room
 
     with site.open() as opened:
         record = begin(opened)

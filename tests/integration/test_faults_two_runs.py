@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from nightferry.errors import BusyError
-from nightferry.ops.status import status
+from nightferry.health.status import status
 from tests.support import night
 from tests.support.night_process import NightProcess
 from tests.support.outside import folder_copies, tape_copies

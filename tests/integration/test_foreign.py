@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from nightferry.ops import expire
-from nightferry.ops.delivery import deliver_catalog
-from nightferry.ops.opened import OpenSite
+from nightferry.copies.delivery import deliver_catalog
 from nightferry.progress import QUIET, Cancel
+from nightferry.retention import expire
+from nightferry.site.opened import OpenSite
 from tests.servers.seaweed import Seaweed
 from tests.servers.sshd import Sshd
 from tests.support import toml

@@ -17,12 +17,12 @@ import pytest
 from blake3 import blake3
 
 from nightferry.catalog.query import Catalog
+from nightferry.copies.delivery import deliver_catalog
+from nightferry.copies.verify import verify_copies
 from nightferry.model.records import CopyRecord, ImageRecord
-from nightferry.ops import expire
-from nightferry.ops.delivery import deliver_catalog
-from nightferry.ops.room import remove_staged
-from nightferry.ops.verify import verify_copies
 from nightferry.progress import QUIET, Cancel
+from nightferry.retention import expire
+from nightferry.staging.room import remove_staged
 from tests.support import night
 from tests.support.command_site import Command
 from tests.support.outside import compare_tree

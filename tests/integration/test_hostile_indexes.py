@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from nightferry.copies.delivery import deliver_catalog
 from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import CopyRecord
-from nightferry.ops.delivery import deliver_catalog
 from tests.support import night
 from tests.support.command_site import SOURCES
 from tests.support.hostile_indexes import HOSTILE, hostile_catalog
@@ -177,8 +177,8 @@ def test_what_a_catalog_recorded_itself_is_read_without_a_process_apart(
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its digest proves it: a restore of one's own copies starts nothing."""
+    from nightferry.copies import side_files
     from nightferry.image import guard
-    from nightferry.ops import side_files
 
     site = make_site(copies=("folder",))
     asked: list[str] = []

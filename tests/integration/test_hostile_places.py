@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from nightferry.catalog.query import Catalog
-from nightferry.ops import expire
-from nightferry.ops.delivery import deliver_catalog
-from nightferry.ops.verify import verify_copies
+from nightferry.copies.delivery import deliver_catalog
+from nightferry.copies.verify import verify_copies
 from nightferry.progress import QUIET, Cancel
+from nightferry.retention import expire
 from tests.servers.seaweed import Seaweed
 from tests.servers.sshd import Sshd
 from tests.servers.tgtd import Tgtd

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from nightferry.cluster import reader_agent
+from nightferry.copies.side_files import side_files
 from nightferry.model.records import ImageRecord
-from nightferry.ops import gate, leftovers, stage
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.side_files import side_files
+from nightferry.night import gate, stage
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.opened import OpenSite
+from nightferry.staging import leftovers
 from tests.conftest import needs
 from tests.support import night, toml
 from tests.support.command_site import Command
@@ -108,7 +109,7 @@ def test_a_night_and_what_follows_a_crash_of_it(site: SmallSite, opened_files: O
 
 def crashed(opened: OpenSite) -> str:
     """Leaves an image that was staged and not recorded, and scratch files; returns the image's name."""
-    from nightferry.ops import move, run
+    from nightferry.night import move, run
 
     with run.run_lock(opened, BACK_GROUP, progress=QUIET, cancel=Cancel()):
         record = run.begin_run(opened, BACK_GROUP, new=True).run

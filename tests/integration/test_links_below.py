@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies.delivery import deliver_catalog
+from nightferry.copies.verify import verify_copies
 from nightferry.errors import NightferryError
-from nightferry.ops import expire
-from nightferry.ops.delivery import deliver_catalog
-from nightferry.ops.verify import verify_copies
 from nightferry.progress import QUIET, Cancel
+from nightferry.retention import expire
 from tests.support import night
 from tests.support.command_site import Command
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite

@@ -8,8 +8,8 @@ import pytest
 
 from nightferry.destination.s3 import probe
 from nightferry.errors import DestinationError, NightferryError
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import NightResult, night_result, report_markdown
+from nightferry.night.report import NightResult, night_result, report_markdown
+from nightferry.site.opened import OpenSite
 from tests.integration.test_s3_sessions import EXPIRED
 from tests.servers.proxy import Proxy
 from tests.servers.seaweed import Seaweed

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.ops import move
-from nightferry.ops.opened import OpenSite
+from nightferry.night import move
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.cluster_site import Yesterday
 from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK, FakeCluster

@@ -10,17 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import verify
+from nightferry.copies.rebuild import rebuild
+from nightferry.copies.stream import note_there
 from nightferry.errors import ConfigError, NightferryError
+from nightferry.health import check
+from nightferry.health.status import StoreStatus, exit_code, status
 from nightferry.model.load import load_site
 from nightferry.model.records import RunRecord
-from nightferry.ops import check, expire, owed, restore, verify
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.rebuild import rebuild
-from nightferry.ops.report import NightResult, image_json, night_result
-from nightferry.ops.restore_group import plan_group, restore_group
-from nightferry.ops.status import StoreStatus, exit_code, status
-from nightferry.ops.stream import note_there
+from nightferry.night.report import NightResult, image_json, night_result
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.restore.restore_group import plan_group, restore_group
+from nightferry.retention import expire
+from nightferry.site.opened import OpenSite
+from nightferry.staging import owed
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.ops.opened import OpenSite
+from nightferry.site.opened import OpenSite
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, NODES, PRIMARY, PacemakerServer
 from tests.support import toml
 from tests.support.cluster_site import ClusterSite

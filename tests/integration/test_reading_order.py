@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies.verify import verify_copies
 from nightferry.destination.tape.drive import Mark, Waiting, no_waiting
 from nightferry.destination.tape.virtual_drive import VirtualDrive
-from nightferry.ops import restore
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.restore_group import plan_group, restore_group
-from nightferry.ops.verify import verify_copies
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.restore.restore_group import plan_group, restore_group
+from nightferry.site.opened import OpenSite
 from tests.support.night import night
 from tests.support.small_site import BACK_GROUP, SmallSite
 

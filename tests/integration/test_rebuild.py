@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies.delivery import deliver_catalog
 from nightferry.destination.tape.changer import Address
 from nightferry.destination.tape.virtual import open_virtual
 from nightferry.model.records import CopyRecord, ImageRecord
-from nightferry.ops import catalog_bucket
-from nightferry.ops.delivery import deliver_catalog
+from nightferry.site import catalog_bucket
 from tests.servers.seaweed import Seaweed
 from tests.support import night, toml
 from tests.support.bucket_catalog import move_catalog

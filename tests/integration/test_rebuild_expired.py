@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies.delivery import deliver_catalog
 from nightferry.errors import Cancelled
 from nightferry.model.records import CopyRecord
-from nightferry.ops import expire
-from nightferry.ops.delivery import deliver_catalog
-from nightferry.ops.report import night_result
+from nightferry.night.report import night_result
 from nightferry.progress import QUIET, Cancel
+from nightferry.retention import expire
 from tests.support import night, toml
 from tests.support.command_site import Command, Ran
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import verify
+from nightferry.copies.beside import spread
+from nightferry.copies.delivery import deliver_catalog
 from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import (
     ApprovalRecord,
@@ -19,10 +22,8 @@ from nightferry.model.records import (
     SealRecord,
     SelectionRecord,
 )
-from nightferry.ops import hold, verify
-from nightferry.ops.beside import spread
-from nightferry.ops.delivery import deliver_catalog
 from nightferry.progress import QUIET, Cancel
+from nightferry.retention import hold
 from tests.integration.test_foreign import KEEP_1, LATER, Place, place, run_expire
 from tests.servers.seaweed import Seaweed
 from tests.support import toml

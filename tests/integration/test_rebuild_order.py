@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nightferry.catalog.query import Catalog
+from nightferry.copies import delivery
+from nightferry.copies.rebuild import rebuild
 from nightferry.model.load import load_site
-from nightferry.ops import delivery
-from nightferry.ops.rebuild import rebuild
 from nightferry.progress import QUIET, Cancel
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite

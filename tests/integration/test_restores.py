@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.ops import restore as ops
-from nightferry.ops.room import free_staging
+from nightferry.restore import restore as ops
+from nightferry.staging.room import free_staging
 from nightferry.transfer.base import ByteReader
 from tests.conftest import needs
 from tests.support.command_site import BACK, SOURCES, Command, CommandSite, build_site, process

@@ -16,8 +16,8 @@ from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.errors import BusyError, CatalogError
 from nightferry.model.records import FreedRecord
-from nightferry.ops import catalog_bucket
-from nightferry.ops.catalog_bucket import BucketStorage
+from nightferry.site import catalog_bucket
+from nightferry.site.catalog_bucket import BucketStorage
 from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import READER_KEYS, Seaweed
 from tests.support.bucket_catalog import bucket_place

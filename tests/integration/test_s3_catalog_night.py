@@ -14,11 +14,11 @@ from nightferry.destination.s3 import destination as s3_destination
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.failure import is_passing
 from nightferry.errors import BusyError, CatalogError
+from nightferry.health.check import check
+from nightferry.health.status import status
 from nightferry.model.records import CopyRecord, ImageRecord
-from nightferry.ops import catalog_bucket
-from nightferry.ops.check import check
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.status import status
+from nightferry.site import catalog_bucket
+from nightferry.site.opened import OpenSite
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweed import Seaweed
 from tests.support import night

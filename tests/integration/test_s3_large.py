@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies.encode import EncodedOutgoing
 from nightferry.destination.base import Outgoing, Source
 from nightferry.destination.s3 import probe
 from nightferry.destination.s3.destination import S3Destination
 from nightferry.errors import DestinationError, IntegrityError, Unavailable
-from nightferry.ops import restore, staged
-from nightferry.ops.encode import EncodedOutgoing
 from nightferry.progress import Cancel
+from nightferry.restore import restore
+from nightferry.staging import staged
 from tests.conftest import needs
 from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import Seaweed
@@ -192,8 +193,9 @@ from tests.support.buckets import open_bucket
 from tests.support.outgoing import MIB, put
 from tests.support.peak import peak_bytes
 from nightferry.destination.copies import plain_spans
-from nightferry.ops import restore, staged
-from nightferry.ops.encode import EncodedOutgoing
+from nightferry.restore import restore
+from nightferry.staging import staged
+from nightferry.copies.encode import EncodedOutgoing
 from nightferry.progress import Cancel
 from nightferry.transfer.reading import FileReader
 

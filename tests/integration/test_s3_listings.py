@@ -11,7 +11,7 @@ import pytest
 from nightferry.destination.s3 import listing, probe
 from nightferry.destination.s3.destination import S3Destination
 from nightferry.errors import CatalogError, DestinationError
-from nightferry.ops.catalog_bucket import BucketStorage
+from nightferry.site.catalog_bucket import BucketStorage
 from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import Seaweed
 from tests.support.bucket_catalog import bucket_place

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from nightferry.cli.output import dump_json
+from nightferry.copies import places, verify
 from nightferry.errors import DestinationError, NightferryError
-from nightferry.ops import places, restore, verify
-from nightferry.ops.check import check
-from nightferry.ops.report import night_result, report_markdown
+from nightferry.health.check import check
+from nightferry.night.report import night_result, report_markdown
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
 from tests.servers.proxy import Proxy
 from tests.servers.seaweed import KEYS, Seaweed
 from tests.support import night, toml

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import verify
+from nightferry.copies.read_back import mark_damaged
 from nightferry.destination.s3 import probe
 from nightferry.errors import Cancelled, DestinationError, NeedsRecall, Unavailable
+from nightferry.health.check import check
 from nightferry.model.records import RecallRecord
-from nightferry.ops import restore, verify
-from nightferry.ops.check import check
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.read_back import mark_damaged
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
 from tests.servers.moto import KEYS, Moto
 from tests.servers.proxy import Ask, Fault, Proxy, proxied
 from tests.servers.seaweed import Seaweed

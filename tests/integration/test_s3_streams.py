@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.ops import restore
-from nightferry.ops.encode import PacedOutgoing
+from nightferry.copies.encode import PacedOutgoing
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
 from nightferry.transfer.throttle import Throttle
 from tests.servers.proxy import Proxy
 from tests.servers.seaweed import Seaweed

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import verify
 from nightferry.errors import ConfigError, DestinationError, Unavailable
+from nightferry.health.check import check
 from nightferry.model.findings import Finding
-from nightferry.ops import restore, verify
-from nightferry.ops.check import check
-from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
 from tests.servers.sshd import Sshd, require_sshd, serving
 from tests.support import night
 from tests.support.brought import bring_back, states

@@ -14,14 +14,17 @@ import pytest
 
 from flows.stage_one import accept
 from nightferry.catalog.query import Catalog
+from nightferry.copies import origin
 from nightferry.errors import GateClosed
+from nightferry.health import check, status
 from nightferry.model.load import load_site
 from nightferry.model.records import ImageRecord
-from nightferry.ops import check, expire, gate, origin, status
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result, report_markdown
-from nightferry.ops.restore import find_image
+from nightferry.night import gate
+from nightferry.night.report import night_result, report_markdown
 from nightferry.progress import QUIET, Cancel
+from nightferry.restore.restore import find_image
+from nightferry.retention import expire
+from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.disks import ext4, make_ext4, mount
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill

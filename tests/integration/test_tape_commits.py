@@ -15,10 +15,10 @@ import pytest
 
 from nightferry.errors import NoScratch
 from nightferry.model.records import DriveRecord
-from nightferry.ops import restore
-from nightferry.ops.opened import OpenSite
+from nightferry.restore import restore
 from nightferry.scsi.iscsi import IscsiTransport
 from nightferry.scsi.transport import Answer
+from nightferry.site.opened import OpenSite
 from tests.servers.tgtd import Tgtd, serving
 from tests.servers.wire import Wire, wire_to
 from tests.support import night

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import stream
 from nightferry.errors import DestinationError, NightferryError
-from nightferry.ops import owed, stream
-from nightferry.ops.opened import OpenSite
 from nightferry.progress import Cancel, Quiet
+from nightferry.site.opened import OpenSite
+from nightferry.staging import owed
 from tests.servers.tgtd import Tgtd
 from tests.servers.wire import wire_to
 from tests.support import night

@@ -15,9 +15,9 @@ import pytest
 
 from nightferry.catalog import drives
 from nightferry.destination.base import Receipt
+from nightferry.health.status import status
 from nightferry.model.claim_records import DriveLeaseRecord
-from nightferry.ops import libraries
-from nightferry.ops.status import status
+from nightferry.site import libraries
 from tests.servers.seaweed import Seaweed
 from tests.servers.tgtd import Tgtd, serving
 from tests.support import night

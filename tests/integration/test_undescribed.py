@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies import verify
+from nightferry.copies.read_back import verify_copy
 from nightferry.errors import NotOurs
+from nightferry.health.status import status
 from nightferry.model.records import ImageRecord
-from nightferry.ops import verify
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.read_back import verify_copy
-from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.opened import OpenSite
 from tests.integration.test_foreign import LATER, Place, place
 from tests.integration.test_rebuild_odd import rebuild
 from tests.support.brought import bring_back

@@ -8,9 +8,9 @@ import pytest
 
 from nightferry.errors import MoveFailed
 from nightferry.model.load import load_site
-from nightferry.ops import move
-from nightferry.ops.opened import NODE_VARIABLE, OpenSite
+from nightferry.night import move
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.opened import NODE_VARIABLE, OpenSite
 from tests.support import night
 from tests.support.fake_cluster import ACTIVE, ALTERNATE, BACK
 from tests.support.placed_site import PlacedSite

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.copies.delivery import deliver_catalog
 from nightferry.errors import OtherSite
+from nightferry.health.check import check
 from nightferry.model.catalog_records import SiteRecord
 from nightferry.model.load import load_site
 from nightferry.model.records import CopyRecord
-from nightferry.ops.check import check
-from nightferry.ops.delivery import deliver_catalog
 from tests.integration.test_foreign import KEEP_1, LATER, Place, place, run_expire
 from tests.servers.seaweed import WRITER_KEYS, Seaweed
 from tests.support import night, toml

@@ -10,8 +10,10 @@ import pytest
 
 from nightferry.errors import ClockAhead, NightferryError
 from nightferry.model.records import RunRecord
-from nightferry.ops import gate, owed, restore
-from nightferry.ops.opened import OpenSite
+from nightferry.night import gate
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
+from nightferry.staging import owed
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
 from tests.support.tapes import Said

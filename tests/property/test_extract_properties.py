@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightferry.model.text import path_fields
-from nightferry.ops.metadata import Metadata
-from nightferry.ops.new_file import TEMPORARY_PREFIX
-from nightferry.ops.restored import RestoreReport
-from nightferry.ops.tree import Overwrite, TargetTree
-from nightferry.ops.walk import Refused, components
+from nightferry.restore.metadata import Metadata
+from nightferry.restore.new_file import TEMPORARY_PREFIX
+from nightferry.restore.restored import RestoreReport
+from nightferry.restore.tree import Overwrite, TargetTree
+from nightferry.restore.walk import Refused, components
 
 Kind = Literal["file", "broken", "symlink", "directory", "fifo", "hardlink"]
 

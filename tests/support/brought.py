@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nightferry.model.records import ImageRecord
-from nightferry.ops import restore
-from nightferry.ops.opened import OpenSite
 from nightferry.progress import QUIET, Cancel, Progress
+from nightferry.restore import restore
+from nightferry.site.opened import OpenSite
 
 
 def states(opened: OpenSite, image: str) -> dict[str, str]:

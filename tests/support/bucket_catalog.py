@@ -13,7 +13,7 @@ from nightferry.destination.s3.bucket import Bucket
 from nightferry.destination.s3.client import connect
 from nightferry.destination.s3.failure import is_passing
 from nightferry.model.destinations import S3Settings
-from nightferry.ops.catalog_bucket import BucketStorage
+from nightferry.site.catalog_bucket import BucketStorage
 from tests.servers.seaweed import KEYS, Seaweed
 from tests.support.small_site import HandClock
 

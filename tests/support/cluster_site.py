@@ -26,12 +26,13 @@ from nightferry.clock import SYSTEM_CLOCK, SystemClock
 from nightferry.cluster.disk import BackDisk
 from nightferry.cluster.pacemaker import PacemakerCluster
 from nightferry.cluster.tools import CrmTools
+from nightferry.copies import stream
 from nightferry.errors import NightferryError
 from nightferry.model.load import load_site
-from nightferry.ops import gate, move, stage, stream
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.register import CatalogConstraints
+from nightferry.night import gate, move, stage
 from nightferry.progress import Quiet
+from nightferry.site.opened import OpenSite
+from nightferry.site.register import CatalogConstraints
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, PacemakerServer
 from tests.support import night, toml
 from tests.support.outside import compare_tree

@@ -15,7 +15,7 @@ from typing import Any
 
 from nightferry.model.load import load_site
 from nightferry.model.records import RunRecord
-from nightferry.ops.opened import OpenSite
+from nightferry.site.opened import OpenSite
 from tests.support import night, toml
 
 BACK = "TEX-BACK-1"

@@ -17,10 +17,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from nightferry.copies import verify
+from nightferry.health.status import status
 from nightferry.model.records import ExpiryRecord
-from nightferry.ops import expire, verify
-from nightferry.ops.status import status
 from nightferry.progress import QUIET, Cancel
+from nightferry.retention import expire
 from tests.support.brought import bring_back
 from tests.support.kill_sweep import Hook, in_child
 from tests.support.night import night

@@ -27,8 +27,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nightferry.ops import gate
-from nightferry.ops.status import status
+from nightferry.health.status import status
+from nightferry.night import gate
 from tests.support.brought import bring_back
 from tests.support.night import night
 from tests.support.outside import compare_tree, folder_copies, tape_copies, wrong_images

@@ -16,8 +16,8 @@ from nightferry.catalog import drives
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.errors import DestinationError
 from nightferry.model.load import load_site
-from nightferry.ops import libraries
-from nightferry.ops.opened import OpenSite
+from nightferry.site import libraries
+from nightferry.site.opened import OpenSite
 from tests.support.outgoing import MIB, PlainImage, put
 
 LEASE_S = 3.0

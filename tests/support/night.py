@@ -5,13 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+from nightferry.copies.verify import remake_copy
 from nightferry.errors import NightferryError
 from nightferry.model.records import RunRecord
-from nightferry.ops import gate, move, owed, room, run, stage
-from nightferry.ops.opened import OpenSite
-from nightferry.ops.report import night_result
-from nightferry.ops.verify import remake_copy
+from nightferry.night import gate, move, run, stage
+from nightferry.night.report import night_result
 from nightferry.progress import QUIET, Cancel, Progress
+from nightferry.site.opened import OpenSite
+from nightferry.staging import owed, room
 from tests.support.small_site import BACK_GROUP, HandClock
 
 

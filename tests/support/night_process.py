@@ -18,7 +18,7 @@ from pathlib import Path
 from nightferry.catalog import lease
 from nightferry.errors import NightferryError
 from nightferry.model.load import load_site
-from nightferry.ops.opened import OpenSite
+from nightferry.site.opened import OpenSite
 from tests.support.night import night
 from tests.support.small_site import BACK_GROUP, HandClock
 

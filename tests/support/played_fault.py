@@ -12,7 +12,7 @@ from pathlib import Path
 FAULT = Path({fault!r})
 if FAULT.exists():
     import contextlib, importlib
-    from nightferry.ops import hooks
+    from nightferry.night import hooks
     stage, dotted = FAULT.read_text().split()
     module, _, name = dotted.rpartition(".")
     kind, hooked = getattr(importlib.import_module(module), name), hooks.hooked

@@ -14,7 +14,7 @@ from tests.support.command_site import SOURCES, CommandSite
 _PROGRAM = """
 import collections, json, os, sys
 import pyarrow.compute, numpy
-import nightferry.cli.restore, nightferry.cli.records, nightferry.ops.restore, nightferry.cli.commands
+import nightferry.cli.restore, nightferry.cli.records, nightferry.restore.restore, nightferry.cli.commands
 from nightferry.cli.app import main
 
 ended = collections.Counter()

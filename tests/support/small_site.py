@@ -10,7 +10,7 @@ from typing import Any
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.model.load import load_site
-from nightferry.ops.opened import OpenSite
+from nightferry.site.opened import OpenSite
 from tests.support import toml
 
 BACK_GROUP = "TEX-BACK-1"

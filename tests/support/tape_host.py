@@ -16,8 +16,8 @@ from nightferry.clock import SYSTEM_CLOCK
 from nightferry.destination.tape.library import TapeDestination
 from nightferry.destination.tape.pool import Pool
 from nightferry.destination.tape.scsi_open import Options, open_iscsi
-from nightferry.ops.register import CatalogRegister
 from nightferry.scsi.iscsi import Portal
+from nightferry.site.register import CatalogRegister
 from tests.servers.tgtd import TARGET
 from tests.support.outgoing import MIB, PlainImage, put
 

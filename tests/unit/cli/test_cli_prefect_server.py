@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from nightferry.cli.prefect_server import _port_of_before, find_own, stop_own, use_server
-from nightferry.ops.prefect_api import answers
+from nightferry.site.prefect_api import answers
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):

@@ -5,8 +5,8 @@ import tomllib
 
 from nightferry.cli.app import main
 from nightferry.cli.tune import proposal_toml
+from nightferry.health.tune import Proposal, Tuning
 from nightferry.model.site import StagingSettings
-from nightferry.ops.tune import Proposal, Tuning
 
 
 def test_the_measurement_comes_as_a_document(tmp_path, capsys):

@@ -16,7 +16,7 @@ from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.hosts import is_loopback, keep_direct
 from nightferry.destination.s3 import client as s3_client
 from nightferry.model.destinations import S3Settings
-from nightferry.ops.prefect_api import answers
+from nightferry.site.prefect_api import answers
 from tests.servers.proxy import Fault, Proxy, proxied
 
 PROXIES = ("http_proxy", "HTTP_PROXY", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows import media
-from nightferry.ops.opened import OpenSite
+from nightferry.site.opened import OpenSite
 from tests.support.small_site import SmallSite
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import flows.verify
 from blocks.site import Site
-from nightferry.ops import verify
+from nightferry.copies import verify
 from tests.support.command_site import build_site
 
 

@@ -16,7 +16,7 @@ from nightferry.image.flags import letters
 from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.model.stores import Tolerate
-from nightferry.ops.stage import judge
+from nightferry.night.stage import judge
 from nightferry.progress import QUIET, Cancel
 from nightferry.source import files, levels
 from nightferry.source.files import FilesSource

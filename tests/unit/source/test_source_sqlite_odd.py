@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nightferry.image.writer import ImageSummary
-from nightferry.ops.report import night_result, report_markdown
+from nightferry.night.report import night_result, report_markdown
 from nightferry.progress import Cancel
 from nightferry.source import sqlite_check, sqlite_copy
 from nightferry.source.sqlite import SqliteSource

@@ -1,0 +1,282 @@
+"""Reading copies back on demand, and re-making the ones that are missing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightferry.copies.passes import in_passes
+from nightferry.copies.places import open_place, places_of
+from nightferry.copies.read_back import mark_damaged, verify_copy
+from nightferry.copies.recall import Turns, recall
+from nightferry.copies.side_files import proven_chunks
+from nightferry.copies.stream import made_before, make_copy, stream_image
+from nightferry.errors import (
+    BusyError,
+    CatalogError,
+    ConfigError,
+    CopyMissing,
+    DestinationError,
+    IntegrityError,
+    MediumDamaged,
+    NeedsRecall,
+    NightferryError,
+    OtherSite,
+    StagingFull,
+)
+from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
+from nightferry.plan.restore_order import Choice, stops
+from nightferry.progress import Cancel, Progress
+from nightferry.site.marker import require_ours
+from nightferry.site.opened import OpenSite
+from nightferry.staging.owed import is_here, is_lost, note_loss, policy_of
+from nightferry.staging.room import free_room
+from nightferry.staging.staged import StagedDamage, StagedOutgoing
+from nightferry.transfer.files import NO_SPACE
+from nightferry.units import format_size
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One copy that was read back. ``error`` is empty when every byte read was right."""
+
+    copy: CopyRecord
+    error: str = ""
+    exit_code: int = 0
+    note: str = ""
+    """Why it was not read, where that is well."""
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "image": self.copy.image,
+            "destination": self.copy.destination,
+            "state": self.copy.state,
+            "error": self.error or None,
+            "note": self.note or None,
+        }
+
+
+def copies_to_verify(opened: OpenSite, destination: str | None = None) -> list[CopyRecord]:
+    """Every copy that claims to be readable, newest image first."""
+    if destination is not None:
+        opened.site.destination(destination)
+    opened.catalog.refresh()
+    return [
+        copy
+        for image in opened.catalog.images()
+        for copy in opened.catalog.copies(image.image)
+        if copy.state in ("whole", "verified", "suspect", "damaged")
+        and (destination is None or copy.destination == destination)
+    ]
+
+
+def verify_copies(
+    opened: OpenSite,
+    destination: str | None = None,
+    *,
+    sample: float = 1.0,
+    recalling: bool = False,
+    progress: Progress,
+    cancel: Cancel,
+) -> Iterator[Checked]:
+    """Reads copies back; a damaged one is recorded and the next one goes on.
+
+    On tape cartridge by cartridge, as many at once as there are drives. What lies on a cartridge in a vault is left
+    out, and said.
+
+    Args:
+        opened: The site.
+        destination: Only its copies.
+        sample: See ``copies.read_back.verify_copy``.
+        recalling: Whether copies in an archive are asked for and waited for; else they are left out, and that is
+            said.
+        progress: Told of every copy.
+        cancel: Seen at every chunk.
+    """
+    vault = opened.offsite()
+    for name in [destination] if destination is not None else [d.name for d in opened.site.destinations]:
+        _require_ours_if_there(opened, name)
+    here = []
+    for copy in copies_to_verify(opened, destination):
+        away = [s.barcode for s in stops(copy) if s.barcode in vault.get(copy.destination, ())]
+        if away:
+            yield Checked(copy, note=f"{away[0]} is offsite")
+        else:
+            here.append(copy)
+
+    def check(copy: CopyRecord) -> Checked:
+        return check_one(opened, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
+
+    yield from in_passes(opened, here, lambda copy: copy, check, cancel)
+
+
+def _require_ours_if_there(opened: OpenSite, name: str) -> None:
+    """Raises:
+    OtherSite: it is another site's. Of a destination that cannot be looked at each copy says so.
+    """
+    try:
+        require_ours(opened, name)
+    except OtherSite:
+        raise
+    except (DestinationError, ConfigError) as error:
+        log.info("whose %s is was not seen: %s", name, error.message)
+
+
+def check_one(
+    opened: OpenSite,
+    copy: CopyRecord,
+    *,
+    sample: float,
+    recalling: bool = False,
+    progress: Progress,
+    cancel: Cancel,
+) -> Checked:
+    """One copy's result as a value; only a stop is raised."""
+    try:
+        if recalling:
+            recall(opened, copy, progress=progress, cancel=cancel)
+        checked = verify_copy(opened, copy, sample=sample, progress=progress, cancel=cancel)
+        if checked.state in ("damaged", "suspect"):
+            known = f"it was found {checked.state} before, and a sample does not clear it: {checked.note}"
+            return Checked(checked, known, IntegrityError.exit_code)
+        return Checked(checked)
+    except NeedsRecall as error:
+        return Checked(copy, note=f"not read back: {error}; --recall asks for it")
+    except (IntegrityError, DestinationError, BusyError, CatalogError) as error:
+        # A catalog without this image's index says nothing of the next one.
+        opened.catalog.refresh()
+        newest = next(
+            (c for c in opened.catalog.copies(copy.image) if c.destination == copy.destination), copy
+        )
+        found_damaged = isinstance(error, MediumDamaged)
+        return Checked(newest, str(error), IntegrityError.exit_code if found_damaged else error.exit_code)
+
+
+def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
+    """Images whose policy wants a copy at the destination that is not there, or not to be trusted; one that
+    expired there is not missed. One that can be read nowhere is among them while its damaged copy is on record:
+    who asks for what is missing must hear of it."""
+    opened.site.destination(destination)
+    opened.catalog.refresh()
+    wanted = {group.name for group in opened.site.groups if destination in group.copies}
+    missing = []
+    for image in reversed(opened.catalog.images()):
+        if opened.catalog.forgotten(image.image):
+            continue
+        if image.group not in wanted and destination not in policy_of(opened, image).destinations:
+            continue
+        states = {c.state for c in opened.catalog.copies(image.image) if c.destination == destination}
+        if not states and image.state != "whole" and not opened.catalog.accepted(image):
+            continue  # it owes no copy
+        if states.isdisjoint({*OUTLIVED, "whole", "verified"}) and (
+            "damaged" in states or _readable_elsewhere(opened, image) or is_lost(opened, image)
+        ):
+            missing.append(image)
+    return missing
+
+
+def _readable_elsewhere(opened: OpenSite, image: ImageRecord) -> bool:
+    try:
+        return bool(places_of(opened, image))
+    except CopyMissing:
+        return False
+
+
+def remake_copy(
+    opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
+) -> CopyRecord:
+    """Makes a verified copy at a destination, from staging or from the nearest other copy.
+
+    From another copy the image is first brought to a scratch file below the staging path, so that a slow
+    source never keeps a tape drive stopping and starting, and so that it is proved whole before a byte is
+    written.
+
+    Raises:
+        CopyMissing: the image cannot be read anywhere else.
+        IntegrityError: the image is lost.
+        StagingFull: the scratch file does not fit beside what staging keeps free.
+        ConfigError: the destination is not in the site file.
+        NotOwner: the disk that it lies on, or would lie on in between, is on another node.
+    """
+    opened.site.destination(destination)
+    damage: StagedDamage | None = None
+    if opened.is_staged(image):
+        back_group = opened.back_group_of(image)
+        with opened.leases(back_group).read(f"copy of {image.image} to {destination}"):
+            try:
+                return stream_image(opened, image, destination, progress=progress, cancel=cancel)
+            except StagedDamage as error:
+                damage = error
+        if not _readable_elsewhere(opened, image):
+            raise damage
+        progress.say(f"{damage}: it is made again from another copy")
+    there = made_before(opened, image, destination, progress=progress, cancel=cancel)
+    if there is not None:
+        return there
+    opened.require_disk(opened.back_group_of(image), f"a copy of {image.image} by way of staging")
+    if damage is None and not opened.catalog.freed(image.image) and is_here(opened, image):
+        note_loss(opened, image, "it is not on staging any more")
+    if is_lost(opened, image):
+        raise IntegrityError(
+            f"image {image.image} is lost: damaged or gone on staging, and no copy can be read",
+            hint=f"`nightferry forget {image.image} --reason TEXT` gives it up",
+            subject=image.image,
+        )
+    last: NightferryError | None = None
+    # A tape's trailer cannot be written again in its place: what it describes is read, proved, and written behind all.
+    turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination or p.doubtful])
+    for place in turns:
+        with (
+            opened.working_on(back_group=opened.back_group_of(image), cancel=cancel) as narrower,
+            opened.scratch(image) as scratch,
+        ):
+            try:
+                turns.ready(place, progress=progress, cancel=narrower)
+                _fetch(opened, image, place, scratch, narrower)
+            except (IntegrityError, DestinationError, BusyError) as error:
+                if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
+                    continue
+                last = error
+                progress.say(f"{place.source} cannot give {image.image} back: {error}")
+                if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
+                    mark_damaged(opened, place.copy, error)
+                continue
+            outgoing = StagedOutgoing(
+                image,
+                scratch,
+                chunks=proven_chunks(opened, image),
+                order=opened.catalog.order_of(image.image),
+                cancel=narrower,
+            )
+            return make_copy(opened, outgoing, destination, progress=progress, cancel=narrower)
+    if last is not None:
+        raise last
+    raise CopyMissing(f"image {image.image} can be read nowhere but at {destination}", subject=image.image)
+
+
+def _fetch(opened: OpenSite, image: ImageRecord, place: Choice, scratch: Path, cancel: Cancel) -> None:
+    """Brings an image from a copy to a scratch file, every chunk proved."""
+    if free_room(opened, opened.back_group_of(image)) < image.size_bytes:
+        raise _no_room(image, scratch)
+    with open_place(opened, image, place) as reader:
+        pieces = reader.stream(0, image.size_bytes)
+        try:
+            with scratch.open("wb") as out:
+                for piece in pieces:
+                    cancel.check()
+                    out.write(piece)
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise _no_room(image, scratch) from error
+            raise
+
+
+def _no_room(image: ImageRecord, scratch: Path) -> StagingFull:
+    return StagingFull(
+        f"{image.image} needs {format_size(image.size_bytes)} in {scratch.parent} on its way",
+        subject=image.image,
+    )

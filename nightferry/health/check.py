@@ -1,0 +1,372 @@
+"""What could fail tonight, found before it does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nightferry.copies.origin import last_whole, new_line, origin_of
+from nightferry.errors import ClusterError, NightferryError, OtherSite
+from nightferry.model.findings import Finding
+from nightferry.model.load import LoadedSite
+from nightferry.model.selection import diff
+from nightferry.model.stores import FilesStore, SqliteStore
+from nightferry.night.move import placement
+from nightferry.plan.expectation import elsewhere
+from nightferry.plan.layout import Layout
+from nightferry.site import surroundings
+from nightferry.site.marker import require_ours
+from nightferry.site.opened import OpenSite
+from nightferry.site.prefect_api import prefect_api
+from nightferry.staging.owed import FORGET_HINT, describe, lost, orphans
+from nightferry.staging.room import free_room, may_free
+from nightferry.units import format_size
+
+_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOSYS)
+"""What a file system that has no files without a name answers."""
+
+
+def check(loaded: LoadedSite) -> list[Finding]:
+    """Every finding, in the order in which a night would meet them. Makes only what any first use makes.
+
+    A site that asks for what this release cannot do gets a finding for each such thing, and nothing else is
+    looked at.
+    """
+    undelivered = loaded.site.undelivered()
+    if undelivered:
+        return [
+            Finding("NF-SITE-001", "fail", f"not in this release: {what}", "take it out of the site file")
+            for what in undelivered
+        ]
+    try:
+        opened = OpenSite(loaded)
+    except OtherSite as error:
+        return [Finding("NF-CAT-004", "fail", error.message, error.hint)]
+    except NightferryError as error:
+        return [Finding("NF-CAT-001", "fail", str(error), error.hint)]
+    with opened:
+        return [
+            *_stores(opened),
+            *_disks(opened),
+            *_selections(opened),
+            *_staging(opened),
+            *_elsewhere(opened),
+            *_catalog(opened),
+            *surroundings.clock(opened),
+            *_owed(opened),
+            *_cluster(opened),
+            *surroundings.hooks(opened),
+            *_destinations(opened),
+            *_retention(opened),
+            *_restore_roots(opened),
+            *surroundings.packages(),
+            *prefect_api(opened.site.site.single_user),
+        ]
+
+
+def _owed(opened: OpenSite) -> Iterator[Finding]:
+    """What is owed and no night delivers, and what is lost."""
+    opened.catalog.refresh()
+    for line in describe(orphans(opened)):
+        yield Finding("NF-OWED-001", "warn", line, FORGET_HINT)
+    for image in lost(opened):
+        text = f"image {image.image} is lost: damaged or gone on staging, and no copy can be read"
+        yield Finding(
+            "NF-OWED-002", "fail", text, f"`nightferry forget {image.image} --reason TEXT` gives it up"
+        )
+
+
+def missing_stores(opened: OpenSite, names: list[str]) -> list[str]:
+    """Those of the stores (``GROUP/STORE``) whose path is not there on this node."""
+    missing = []
+    for name in names:
+        store = opened.site.store(name).store
+        if isinstance(store, FilesStore | SqliteStore) and not os.path.lexists(store.path):
+            missing.append(f"{name} ({store.path})")
+    return missing
+
+
+def serves(opened: OpenSite, back_group: str) -> bool:
+    """Whether the stores that are staged on a BACK group are to be seen on this node."""
+    if opened.here is None:
+        return True
+    try:
+        return opened.active_node(back_group) == opened.here
+    except ClusterError:
+        return False  # the cluster's own check says why
+
+
+def _elsewhere(opened: OpenSite) -> Iterator[Finding]:
+    """What another node must look at."""
+    for back_group in opened.site.back_groups:
+        unseen = []
+        if not serves(opened, back_group.name):
+            unseen.append("its stores")
+        if not opened.sees(back_group.name):
+            unseen.append(f"its disk {back_group.path}")
+        if unseen:
+            yield Finding(
+                "NF-NODE-007",
+                "note",
+                f"{back_group.name}: {' and '.join(unseen)} are not on {opened.here}, and were not looked at",
+                "`nightferry check --everywhere` looks on every node",
+            )
+
+
+def _stores(opened: OpenSite) -> Iterator[Finding]:
+    here = {b.name for b in opened.site.back_groups if serves(opened, b.name)}
+    for ref in opened.site.stores:
+        store = ref.store
+        if not isinstance(store, FilesStore | SqliteStore) or ref.group.back_group not in here:
+            continue
+        if not os.path.lexists(store.path):
+            yield Finding(
+                "NF-STORE-001",
+                "fail",
+                f"store {ref.name}: {store.path} is not there",
+                "mount it, or correct the store's path",
+            )
+        elif not os.access(store.path, os.R_OK, effective_ids=True):
+            yield Finding(
+                "NF-STORE-002",
+                "fail",
+                f"store {ref.name}: {store.path} cannot be read by this user",
+                "run as a user that may read it",
+            )
+
+
+def _disks(opened: OpenSite) -> Iterator[Finding]:
+    """Stores that do not lie where their last whole image was read from."""
+    here = {b.name for b in opened.site.back_groups if serves(opened, b.name)}
+    for ref in opened.site.stores:
+        if not ref.path or ref.group.back_group not in here or not os.path.lexists(ref.path):
+            continue
+        moved = new_line(opened, ref)
+        if moved:
+            yield Finding("NF-STORE-004", "note", f"store {ref.name}: {moved}")
+        before = last_whole(opened, ref)
+        now = origin_of(ref)
+        if before is None or before.origin is None or now is None:
+            continue
+        for difference in elsewhere(now, before.origin):
+            yield Finding(
+                "NF-STORE-003",
+                "fail",
+                f"store {ref.name}: {difference}",
+                "mount its disk; if it was replaced, tonight's image is suspect and holds the gate until approved",
+            )
+
+
+def _selections(opened: OpenSite) -> Iterator[Finding]:
+    for group in opened.site.groups:
+        fixed = opened.catalog.selection(group.name)
+        if fixed is None:
+            continue
+        changed = diff(fixed.stores, tuple(s.name for s in group.stores))
+        cure = f"`nightferry selection fix {group.name}` takes the site file's list; until then the fixed one runs"
+        if changed.added:
+            yield Finding(
+                "NF-SEL-001",
+                "warn",
+                f"storage group {group.name}: not in the fixed selection, so not backed up: "
+                f"{', '.join(changed.added)}",
+                cure,
+            )
+        if changed.removed:
+            yield Finding(
+                "NF-SEL-002",
+                "fail",
+                f"storage group {group.name}: in the fixed selection and gone from the site file, which holds the "
+                f"gate: {', '.join(changed.removed)}",
+                cure,
+            )
+
+
+def _staging(opened: OpenSite) -> Iterator[Finding]:
+    for back_group in opened.site.back_groups:
+        path = Path(back_group.path)
+        if not opened.sees(back_group.name):
+            continue
+        if not path.is_dir():
+            yield Finding(
+                "NF-STAGE-001",
+                "fail",
+                f"{back_group.name}: {path} is not there",
+                "mount the BACK group's disk",
+            )
+            continue
+        if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+            yield Finding(
+                "NF-STAGE-002",
+                "fail",
+                f"{back_group.name}: {path} cannot be written by this user",
+                "give the user that runs the backup the folder",
+            )
+            continue
+        if opened.site.staging.unbuffered and not _takes_unbuffered(opened, back_group.name, path):
+            yield Finding(
+                "NF-STAGE-003",
+                "warn",
+                f"{back_group.name}: the file system of {path} refuses unbuffered writing",
+                "stage one will go through the page cache; put staging on ext4 or xfs",
+            )
+        yield from _room(opened, back_group.name)
+        sharing = [
+            ref.name
+            for ref in opened.site.stores
+            if ref.group.back_group == back_group.name and _same_disk(ref.store, path)
+        ]
+        if sharing:
+            yield Finding(
+                "NF-STAGE-005",
+                "note",
+                f"staging {path} shares its file system with {', '.join(sharing)}",
+                "put staging on disks of its own, or streaming to tape disturbs the stores' users",
+            )
+
+
+def _room(opened: OpenSite, back_group: str) -> Iterator[Finding]:
+    free = free_room(opened, back_group)
+    expected = 0
+    for group in opened.site.groups_of(back_group):
+        for store in group.stores:
+            last = opened.catalog.images(group.name, store.name)
+            expected += last[0].size_bytes if last else 0
+    if expected > free:
+        free += sum(i.size_bytes for i in may_free(opened, back_group, needed_bytes=expected - free))
+    if expected > free:
+        yield Finding(
+            "NF-STAGE-004",
+            "fail",
+            f"{back_group}: tonight needs about {format_size(expected)}, "
+            f"{format_size(max(free, 0))} may be used",
+            "free staging (deliver what is owed) or enlarge the disk",
+        )
+
+
+def _takes_unbuffered(opened: OpenSite, back_group: str, folder: Path) -> bool:
+    with opened.working_on(back_group=back_group, cancel=opened.cancel):
+        try:
+            # A file without a name: a check that is killed leaves nothing.
+            os.close(os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                return False
+        else:
+            return True
+        probe = folder / f".nightferry-probe-{os.getpid()}"
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+        except OSError:
+            return False
+        finally:
+            probe.unlink(missing_ok=True)
+    return True
+
+
+def _same_disk(store: Any, staging: Path) -> bool:
+    path = getattr(store, "path", None)
+    try:
+        return path is not None and os.stat(path).st_dev == os.stat(staging).st_dev
+    except OSError:
+        return False
+
+
+def _catalog(opened: OpenSite) -> Iterator[Finding]:
+    path = opened.site.catalog_path
+    if path is None:
+        from nightferry.site.catalog_bucket import BucketStorage
+
+        storage = opened.catalog.storage
+        try:
+            if isinstance(storage, BucketStorage):
+                storage.require_claims()
+        except NightferryError as error:
+            yield Finding("NF-CAT-003", "fail", str(error), error.hint)
+    elif not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+        yield Finding(
+            "NF-CAT-002", "fail", f"the catalog {path} cannot be written by this user", "give it to the user"
+        )
+
+
+def _cluster(opened: OpenSite) -> Iterator[Finding]:
+    yield from opened.cluster.check()
+    for back_group in opened.site.back_groups:
+        if not opened.site.targets(back_group.name):
+            yield Finding(
+                "NF-CLUSTER-010",
+                "fail",
+                f"{back_group.name} has no passive node to go to",
+                "name a passive node in [cluster] or in the BACK group's targets",
+            )
+    layout = Layout.of(opened.site.nodes)
+    try:
+        placed = placement(opened, opened.cluster.view())
+    except ClusterError:
+        return  # the cluster's own check said why
+    for name, node in placed.items():
+        if node is not None and node == layout.primary and layout.alternates:
+            yield Finding(
+                "NF-CLUSTER-011",
+                "warn",
+                f"{name} goes to the primary {node}, which a service would fail over to: no alternate can take it",
+                "bring an alternate back, or name targets for the BACK group",
+            )
+
+
+def _destinations(opened: OpenSite) -> Iterator[Finding]:
+    for settings in opened.site.destinations:
+        try:
+            found = opened.destination(settings.name).check()
+            yield from found
+            if all(finding.severity != "fail" for finding in found):
+                require_ours(opened, settings.name)
+        except OtherSite as error:
+            yield Finding("NF-DEST-003", "fail", error.message, error.hint)
+        except NightferryError as error:
+            yield Finding("NF-DEST-001", "fail", f"destination {settings.name}: {error}", error.hint)
+    for group in opened.site.groups:
+        if not group.copies:
+            yield Finding(
+                "NF-SITE-003",
+                "warn",
+                f"storage group {group.name} has no copies: its images stay on staging alone",
+                'name its destinations in copies = ["…"]',
+            )
+
+
+def _retention(opened: OpenSite) -> Iterator[Finding]:
+    for settings in opened.site.destinations:
+        retention = opened.site.retention_of(settings.name)
+        if retention.keeps_everything:
+            yield Finding(
+                "NF-RET-001",
+                "note",
+                f"destination {settings.name} keeps every image for ever",
+                "give [retention], or the destination's own, numbers: keep_last, keep_daily …",
+            )
+        elif retention.keeps_one:
+            yield Finding(
+                "NF-RET-002",
+                "warn",
+                f"destination {settings.name} keeps a single image of each store: nothing older is left there "
+                "when that is damaged, or was made of a damaged store",
+                "raise keep_last, or add keep_daily",
+            )
+
+
+def _restore_roots(opened: OpenSite) -> Iterator[Finding]:
+    for root in opened.site.site.restore_roots:
+        if not Path(root).is_dir():
+            yield Finding(
+                "NF-RESTORE-001", "warn", f"restore root {root} is not there", "make it, or take it out"
+            )
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """2 when something fails, 3 when there are only warnings, else 0."""
+    severities = {f.severity for f in findings}
+    return 2 if "fail" in severities else 3 if "warn" in severities else 0

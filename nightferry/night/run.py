@@ -1,0 +1,458 @@
+"""A run from its beginning to its end: which window, which stores, what is continued."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from nightferry.catalog.locks import RunLock
+from nightferry.copies.accept import settle_accepted
+from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
+from nightferry.model.records import RunRecord, SelectionRecord
+from nightferry.night.stage import is_safe
+from nightferry.plan.window import night_start, run_name, window_of, window_start
+from nightferry.progress import Cancel, Progress
+from nightferry.site.opened import OpenSite, operator
+from nightferry.site.stamps import CLOCKS_APART, accept_clock, require_plausible_clock, wrong_runs
+from nightferry.staging.leftovers import clear_killed, clear_leftovers, forget_expired
+
+log = logging.getLogger(__name__)
+
+_MISSED = 2
+_SAME_NIGHT = timedelta(hours=12)
+"""How much earlier than this window an unfinished run's may have begun and still be the same night, whose start was
+moved meanwhile."""
+_DAY = timedelta(days=1)
+
+_GIVEN_UP = "unfinished, and given up for a newer run"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What ``begin_run`` decided. ``how`` is what the operator is told."""
+
+    run: RunRecord
+    how: str
+    finished: bool = False
+
+
+def window_now(opened: OpenSite, back_group: str, moment: datetime | None = None) -> str:
+    """The window that is running (or ran last) on a BACK group: it begins with its first storage group.
+
+    Args:
+        opened: The site.
+        back_group: Whose window.
+        moment: Now; a schedule hands in its own time when the node's clock is behind it.
+
+    Raises:
+        ConfigError: no storage group is staged on it.
+    """
+    groups = opened.site.groups_of(back_group)
+    if not groups:
+        raise ConfigError(f"no storage group is staged on {back_group}", subject=back_group)
+    return window_of(moment or opened.clock.now(), night_start(g.start for g in groups), opened.site.tz)
+
+
+def window_begins(opened: OpenSite, back_group: str, moment: datetime | None = None) -> datetime:
+    """The instant, UTC, at which `window_now` began.
+
+    Raises:
+        ConfigError: no storage group is staged on it.
+    """
+    window = window_now(opened, back_group, moment)
+    start = night_start(g.start for g in opened.site.groups_of(back_group))
+    return window_start(window, start, opened.site.tz)
+
+
+@contextmanager
+def run_lock(
+    opened: OpenSite,
+    back_group: str,
+    *,
+    moment: datetime | None = None,
+    progress: Progress,
+    cancel: Cancel,
+    under: str | None = None,
+) -> Iterator[RunLock | BorrowedLock]:
+    """Holds the BACK group for this process; it is given back when the process dies (``catalog/locks.py``).
+
+    Inside itself (a subflow of the night) it gives the lock that is held already. A part of the night on another
+    node works ``under`` the lock of the process that sent it there, named by its key, and is told to stop by
+    ``cancel`` when that one does not hold it any more.
+
+    A run of the same window that is at work elsewhere is busy. One of an *older* window (its stage two
+    overran) is treated as ``on_overrun`` says: asked to drain at an image boundary, waited for, or left
+    alone.
+
+    Raises:
+        BusyError: another process runs this window, or ``on_overrun = "skip"``, or the night that this is a part
+            of has ended; or this one gave no sign of life for so long that another took the BACK group over.
+    """
+    if back_group in opened.held:
+        yield opened.held[back_group]
+        return
+    if under is not None:
+        with _borrowed(opened, back_group, under, cancel) as borrowed:
+            yield borrowed
+        return
+    window = f"{window_begins(opened, back_group, moment):%Y%m%dT%H%M%SZ}"
+    lock = opened.catalog.run_lock(back_group)
+
+    def acquire() -> None:
+        lock.acquire(
+            run="",
+            window=window,
+            say=lambda text: progress.say(text, subject=back_group),
+            lost=cancel.set,
+            cancel=cancel,
+        )
+
+    try:
+        acquire()
+    except BusyError:
+        holder = lock.holder()
+        policy = opened.site.back_group(back_group).on_overrun
+        if holder is None or holder.window >= window or policy == "skip":
+            raise
+        if policy == "drain":
+            opened.catalog.request_drain(back_group, by=f"window {window}")
+            progress.say(f"asked run {holder.run} of {back_group} to drain", subject=back_group)
+        progress.say(
+            f"waiting for run {holder.run} of {back_group} to give the disk back", subject=back_group
+        )
+        _wait_for(acquire, lock, opened, cancel)
+    opened.held[back_group] = lock
+    try:
+        yield lock
+    except Cancelled:
+        lock.require()  # a run that was overtaken stops for that reason, not because somebody asked it to
+        raise
+    finally:
+        del opened.held[back_group]
+        lock.release()
+
+
+def lock_key(opened: OpenSite, back_group: str) -> str:
+    """What a process on another node, sent there by the holder of the run lock, knows the lock by.
+
+    Raises:
+        BusyError: nobody holds it.
+    """
+    holder = opened.catalog.run_lock(back_group).holder()
+    if holder is None:
+        raise _night_ended(back_group)
+    return holder.key
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedLock:
+    """A lock that another process holds, for the work that it sent here."""
+
+    key: str
+    since: datetime
+
+    def name_run(self, run: str) -> None:
+        """Its holder has named it."""
+
+
+@contextmanager
+def _borrowed(opened: OpenSite, back_group: str, key: str, cancel: Cancel) -> Iterator[BorrowedLock]:
+    since = _since(opened, back_group, key)
+    if since is None:
+        raise _night_ended(back_group)
+    ended = threading.Event()
+
+    def watch() -> None:
+        missed = 0
+        while not ended.wait(opened.recheck_s):
+            missed = 0 if _since(opened, back_group, key) is not None else missed + 1
+            # Once is not enough: while its holder writes its name into it, the lock is nobody's for a moment.
+            if missed == _MISSED:
+                cancel.set(str(_night_ended(back_group)))
+                return
+
+    watcher = threading.Thread(target=watch, name=f"night of {back_group}", daemon=True)
+    opened.held[back_group] = lock = BorrowedLock(key, since)
+    watcher.start()
+    try:
+        yield lock
+    finally:
+        ended.set()
+        watcher.join()
+        del opened.held[back_group]
+
+
+def _since(opened: OpenSite, back_group: str, key: str) -> datetime | None:
+    """Since when the lock is held by the process that the key names; None when it is not, or cannot be seen."""
+    try:
+        holder = opened.catalog.run_lock(back_group).holder()
+    except CatalogError as error:
+        log.warning("cannot see whether the night of %s goes on: %s", back_group, error.message)
+        return None
+    return holder.since if holder is not None and holder.key == key else None
+
+
+def _night_ended(back_group: str) -> BusyError:
+    return BusyError(
+        f"the night of {back_group} that this was a part of has ended",
+        hint="rerun the night: it goes on where it stopped",
+        subject=back_group,
+    )
+
+
+def _wait_for(acquire: Callable[[], None], lock: RunLock, opened: OpenSite, cancel: Cancel) -> None:
+    while True:
+        cancel.check()
+        try:
+            acquire()
+        except BusyError:
+            opened.clock.sleep(1.0)
+        else:
+            opened.catalog.clear_drain(lock.back_group)
+            return
+
+
+def begin_run(
+    opened: OpenSite,
+    back_group: str,
+    *,
+    groups: Sequence[str] | None = None,
+    stores: Sequence[str] | None = None,
+    level: int | None = None,
+    run: str | None = None,
+    new: bool = False,
+    moment: datetime | None = None,
+    flow_run: str = "",
+    clock_is_right: str = "",
+) -> Begun:
+    """Continues the window's unfinished run of a BACK group, or starts one. Call it under ``run_lock``.
+
+    Args:
+        opened: The site.
+        back_group: The unit of run, lock, seal, gate and move.
+        groups: Only these storage groups, else all; a run that is continued is extended by what it lacks of
+            them: a run begun for one storage group is never taken for the whole night.
+        stores: Only these stores, as ``GROUP/STORE``.
+        level: Only 0 in this release.
+        run: Continue exactly this run.
+        new: Start another run although this window's is finished.
+        moment: See ``window_now``.
+        flow_run: The Prefect flow run, kept for the report.
+        clock_is_right: An operator's reason to believe this clock, where runs are stamped later than now.
+
+    Raises:
+        ConfigError: an unknown name, or a storage group of another BACK group.
+        OtherSite: it is another site's catalog.
+        ClockAhead: a run is stamped later than now, and nobody says which clock is right.
+    """
+    if level not in (None, 0):
+        raise ConfigError(f"level {level} is not in this release: every image is level 0")
+    opened.catalog.refresh()
+    opened.mark()
+    # What was stamped wrongly is the newest on record: the true night that is newer than it begins now.
+    must_follow = bool(clock_is_right) and accept_clock(opened, clock_is_right) is not None
+    # By this node's own clock, not by ``moment``: what is stamped from here on is stamped by it.
+    require_plausible_clock(opened, "no night begins")
+    for image in settle_accepted(opened):
+        opened.warn(
+            f"{image} is given up: the catalog was rebuilt and accepted without it, and its disk has it no more"
+        )
+    clear_killed(opened, back_group)
+    forget_expired(opened)
+    if opened.sees(back_group):
+        clear_leftovers(opened, back_group, cancel=opened.cancel)
+    wanted = _selection(opened, back_group, groups, stores)
+    if run is not None:
+        found = opened.catalog.run(run)
+        if found.back_group != back_group:
+            raise ConfigError(f"run {run} belongs to {found.back_group}, not to {back_group}", subject=run)
+        return Begun(_extend(opened, found, None, flow_run), f"continuing run {run}")
+    window = window_now(opened, back_group, moment)
+    begins = window_begins(opened, back_group, moment)
+    runs = opened.catalog.runs(back_group)
+    wrong = wrong_runs(opened)
+    of_window = [r for r in runs if r.state == "ended" and r.run not in wrong and _is_of(r, window, begins)]
+    if not new:
+        lacking = _without(wanted, _finished(opened, of_window))
+        unfinished = next(
+            (r for r in runs if r.state != "ended" and _may_continue(r, begins, r.run in wrong)), None
+        )
+        if unfinished is not None:
+            extended = _extend(opened, unfinished, lacking, flow_run)
+            return Begun(extended, f"continuing run {unfinished.run} of this window")
+        if of_window and not lacking and must_follow:
+            lacking = wanted
+        elif of_window and not lacking:
+            how = f"run {of_window[0].run} of this window is finished; repeat it with --new"
+            return Begun(of_window[0], how, True)
+        wanted = lacking
+    for old in runs:
+        if old.state != "ended":
+            ended = {"state": "ended", "ended": opened.clock.now(), "result": "partial", "note": _GIVEN_UP}
+            opened.catalog.append(old.model_copy(update=ended))
+    name = run_name(window, back_group, {r.run for r in opened.catalog.runs(back_group)})
+    record = RunRecord(
+        run=name,
+        back_group=back_group,
+        window=window,
+        state="staging",
+        groups=tuple(wanted),
+        selection=wanted,
+        node=opened.active_node(back_group),
+        started=opened.clock.now(),
+        flow_run=flow_run,
+        window_start=begins,
+    )
+    opened.catalog.append(record)
+    return Begun(record, f"started run {name}")
+
+
+def _is_of(run: RunRecord, window: str, begins: datetime) -> bool:
+    """Whether the run was that of the window: an instant, since a start may be moved within a date.
+
+    Of a run that does not say when its window began, it began no later than the run.
+    """
+    if run.window_start is not None:
+        return run.window_start == begins
+    return run.window == window and run.started + CLOCKS_APART >= begins
+
+
+def _may_continue(run: RunRecord, begins: datetime, wrong: bool) -> bool:
+    """Whether an unfinished run is this night's, or the next one's: the clock may have been set back meanwhile.
+
+    One whose gate has been passed waits only for copies, which every night delivers: it takes the place of no night
+    that began after it.
+
+    Args:
+        run: Unfinished.
+        begins: When this night's window began.
+        wrong: An operator said that the run's stamps are wrong.
+    """
+    began = run.window_start or run.started + CLOCKS_APART
+    let_by = run.state not in ("staging", "held")
+    if began < begins:
+        return not let_by and began > begins - _SAME_NIGHT
+    return began <= begins + _DAY and not (wrong and let_by and began == begins)
+
+
+def _finished(opened: OpenSite, runs: Sequence[RunRecord]) -> set[tuple[str, str]]:
+    """Storage group and store of what ended runs need not do again; of one that was given up, what is staged whole."""
+    found: set[tuple[str, str]] = set()
+    for run in runs:
+        if run.note != _GIVEN_UP:
+            found.update(due_stores(run))
+            continue
+        images = opened.catalog.images(run=run.run)
+        found.update((i.group, i.store) for i in images if opened.catalog.is_whole(i) and is_safe(opened, i))
+    return found
+
+
+def _without(
+    wanted: dict[str, tuple[str, ...]], finished: set[tuple[str, str]]
+) -> dict[str, tuple[str, ...]]:
+    """What is wanted and not finished."""
+    lacking = {
+        group: tuple(store for store in stores if (group, store) not in finished)
+        for group, stores in wanted.items()
+    }
+    return {group: stores for group, stores in lacking.items() if stores}
+
+
+def _extend(
+    opened: OpenSite, run: RunRecord, wanted: dict[str, tuple[str, ...]] | None, flow_run: str
+) -> RunRecord:
+    selection = dict(run.selection)
+    for group, stores in (wanted or {}).items():
+        had = selection.get(group, ())
+        selection[group] = had + tuple(s for s in stores if s not in had)
+    changed = run.model_copy(
+        update={
+            "selection": selection,
+            "groups": tuple(selection),
+            "state": "staging" if selection != run.selection else run.state,
+            "flow_run": flow_run or run.flow_run,
+            "ended": None,
+            "result": "",
+        }
+    )
+    if run.state == "ended":
+        note = "" if run.note == _GIVEN_UP else run.note
+        changed = changed.model_copy(update={"state": "staging", "note": note})
+    if changed != run:
+        opened.catalog.append(changed)
+    return changed
+
+
+def _selection(
+    opened: OpenSite, back_group: str, groups: Sequence[str] | None, stores: Sequence[str] | None
+) -> dict[str, tuple[str, ...]]:
+    """Storage group → stores that are asked for, out of the fixed selections."""
+    due = [g.name for g in opened.site.groups_of(back_group)]
+    for name in groups or ():
+        if opened.site.group(name).back_group != back_group:
+            raise ConfigError(f"storage group {name} is not on {back_group}", subject=name)
+    chosen = list(groups) if groups else due
+    if stores and not groups:
+        chosen = list(dict.fromkeys(s.split("/", 1)[0] for s in stores))
+    selection = {}
+    for name in chosen:
+        fixed = fixed_selection(opened, name).stores
+        if stores:
+            asked = [s.split("/", 1)[1] for s in stores if s.split("/", 1)[0] == name and "/" in s]
+            for store in asked:
+                opened.site.store(f"{name}/{store}")
+                if store not in fixed:
+                    raise ConfigError(
+                        f"store {name}/{store} is not in the fixed selection of {name}",
+                        hint=f"see `nightferry selection diff {name}`, "
+                        f"then `nightferry selection fix {name}`",
+                    )
+            if not asked:
+                continue
+            fixed = tuple(asked)
+        selection[name] = fixed
+    return selection
+
+
+def fixed_selection(opened: OpenSite, group: str) -> SelectionRecord:
+    """The storage group's fixed list; the first backup fixes it."""
+    known = opened.catalog.selection(group)
+    return known if known is not None else fix_selection(opened, group)
+
+
+def fix_selection(opened: OpenSite, group: str) -> SelectionRecord:
+    """Fixes the list to what the site file names now."""
+    record = SelectionRecord(
+        group=group,
+        stores=tuple(s.name for s in opened.site.group(group).stores),
+        at=opened.clock.now(),
+        who=operator(),
+    )
+    opened.catalog.append(record)
+    return record
+
+
+def due_stores(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """Every (storage group, store) of the run, in the order of the site file."""
+    for group in run.groups:
+        for store in run.selection[group]:
+            yield group, store
+
+
+def set_state(opened: OpenSite, run: RunRecord, **changes: object) -> RunRecord:
+    """Records a new state of the run; returns the newer record."""
+    changed = run.model_copy(update=changes)
+    if changed != run:
+        opened.catalog.append(changed)
+    return changed
+
+
+def end_run(opened: OpenSite, run: RunRecord, result: str) -> RunRecord:
+    """The run's last record. The night's events then become one segment that any Parquet tool reads."""
+    ended = set_state(opened, run, state="ended", result=result, ended=opened.clock.now())
+    opened.catalog.compact()
+    return ended

@@ -1,0 +1,478 @@
+"""Stage one of one store: source → image on staging → read back → record.
+
+The order of the commits makes every crash harmless. ``<image>.tar.partial`` grows; when it is whole and on
+the disk, its side files are written, then it is renamed, then a sample is read back, and only then the
+catalog gets its record. A rerun returns a recorded image, adopts a renamed one after checking every byte, and
+removes a partial.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from contextlib import closing
+from pathlib import Path
+
+from nightferry import __version__
+from nightferry.cluster.disk import OwnerToken
+from nightferry.copies.origin import new_line, origin_of, suspicion
+from nightferry.errors import (
+    Cancelled,
+    ClusterError,
+    ConfigError,
+    IntegrityError,
+    NightferryError,
+    NotOwner,
+    StagingFull,
+)
+from nightferry.image.format import ImageHeader
+from nightferry.image.reader import ImageReader
+from nightferry.image.writer import ImageSummary, ImageWriter
+from nightferry.model.names import image_name
+from nightferry.model.records import FailureRecord, ImageRecord, ImageState, Outcomes, RunRecord
+from nightferry.model.stores import StoreRef, Tolerate
+from nightferry.night.sources import open_source
+from nightferry.progress import Cancel, Progress
+from nightferry.site.opened import OpenSite
+from nightferry.source.base import Estimate
+from nightferry.staging.ownership import confirm, watched
+from nightferry.staging.room import WHOLE, free_room, free_staging
+from nightferry.staging.run_log import log_image
+from nightferry.staging.staged_files import StagedFiles
+from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.transfer.digest import check_chunk, image_digest, table_bytes
+from nightferry.transfer.direct import DirectWriter
+from nightferry.transfer.files import NO_SPACE
+from nightferry.transfer.meter import Meter, to_json_lines
+from nightferry.transfer.spool import Content, spooled
+from nightferry.units import format_size
+
+log = logging.getLogger(__name__)
+
+MEMBER_OVERHEAD_BYTES = 4096
+"""Room for one member's headers, its padding and its index row: a few blocks for most, and a page for a large
+member's alignment."""
+
+IMAGE_OVERHEAD_BYTES = 1 << 20
+"""Room for the first and last members and the index's own header."""
+
+
+def stage_store(
+    opened: OpenSite, run: RunRecord, group: str, store: str, *, progress: Progress, cancel: Cancel
+) -> ImageRecord:
+    """Brings one store of a run onto staging, unless it is there already; a partial or suspect image is tried again.
+
+    Memory: one ring (``staging.buffers`` × ``staging.buffer_bytes``) and the image's index rows.
+
+    Raises:
+        ConfigError: the store is not in the site file any more, or its path is missing.
+        StoreUnreadable: it cannot be read for now (retryable).
+        StagingFull: it does not fit; its partial is gone.
+        NotOwner: this node does not own the BACK disk, or lost it meanwhile.
+        IntegrityError: what was written does not read back.
+        GroupStopping: the cluster takes the store's or the disk's group away; nothing whole was left.
+        Cancelled: stopped between two buffers; nothing whole was left.
+    """
+    definition = _defined(opened, group, store)
+    with (
+        opened.working_on(group=group, back_group=run.back_group, cancel=cancel) as narrower,
+        watched(opened, run.back_group, narrower, require_owner(opened, run)) as owned,
+    ):
+        return _stage(opened, run, definition, progress=progress, cancel=owned)
+
+
+def _stage(
+    opened: OpenSite,
+    run: RunRecord,
+    definition: StoreRef,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+) -> ImageRecord:
+    group, store = definition.group.name, definition.store.name
+    image = image_name(run.run, group, store, run.level)
+    known = opened.catalog.latest(ImageRecord, image)
+    again = known is not None and may_come_whole(opened, known)
+    if known is not None and not again and is_safe(opened, known):
+        progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
+        return known
+    target = StagedFiles(Path(opened.site.back_group(run.back_group).path), image)
+    target.make_folder(0o700 if opened.site.staging.restricted else 0o750)
+    if target.size_bytes() is not None and not again:
+        adopted = adopt(opened, target, progress, cancel)
+        if adopted is not None:
+            return adopted
+    record, summary = _write(opened, run, definition, target, progress=progress, cancel=cancel)
+    read_back(target, summary.chunks, opened.site.staging.verify_share, cancel=cancel)
+    confirm(opened, run.back_group)
+    _record(opened, record, summary.index, summary.chunks)
+    return record
+
+
+def _defined(opened: OpenSite, group: str, store: str) -> StoreRef:
+    try:
+        return opened.site.store(f"{group}/{store}")
+    except ConfigError as error:
+        raise ConfigError(
+            f"store {group}/{store} is in the fixed selection and not in the site file any more",
+            hint=f"put it back, or take it out with `nightferry selection fix {group}` and begin anew with --new",
+            subject=f"{group}/{store}",
+            operation="stage",
+        ) from error
+
+
+def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
+    """The BACK disk's token, which names the run's node.
+
+    Raises:
+        NotOwner: it names another node, or this is another one.
+    """
+    opened.require_here(run.node, f"stage one of {run.run}")
+    token = opened.disk(run.back_group).owner()
+    if token is None or token.node != run.node:
+        owner = token.node if token else "nobody"
+        raise NotOwner(
+            f"{run.node} does not own the disk of {run.back_group}: its token names {owner}",
+            subject=run.back_group,
+            operation="stage",
+        )
+    return token
+
+
+def may_come_whole(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether another try is worth it: the image is not whole, nobody accepted that, and it has no copy yet."""
+    return (
+        image.state != "whole"
+        and not opened.catalog.all_copies(image.image)
+        and not opened.catalog.accepted(image)
+    )
+
+
+def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether a recorded image need not be made again: it lies on staging, or a sound copy of it exists.
+
+    An image that has a copy keeps its name for good: made again it would be another one, and its copies
+    wrong.
+    """
+    return is_there(opened, image) or any(
+        copy.state in ("whole", "verified") for copy in opened.catalog.copies(image.image)
+    )
+
+
+def lost_images(opened: OpenSite, run: RunRecord) -> list[ImageRecord]:
+    """Images of the run that must be made again: lost or found damaged on staging, and without a copy."""
+    return [image for image in opened.catalog.images(run=run.run) if not is_safe(opened, image)]
+
+
+def is_there(opened: OpenSite, image: ImageRecord) -> bool:
+    """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
+    if opened.catalog.freed(image.image):
+        return True
+    if not opened.is_staged(image):
+        return False
+    files = opened.staged(image)
+    return files.size_bytes() == image.size_bytes and files.size_bytes(".chunks") is not None
+
+
+def _write(
+    opened: OpenSite,
+    run: RunRecord,
+    definition: StoreRef,
+    target: StagedFiles,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+) -> tuple[ImageRecord, ImageSummary]:
+    """Writes the image and gives it its name; when that fails, nothing of it is left, except on a disk that
+    is not ours any more: that one is left as it is, and its half-written image has no name."""
+    _discard(target)
+    try:
+        return _write_image(opened, run, definition, target, progress=progress, cancel=cancel)
+    except BaseException as error:
+        progress.end(definition.name, "cancelled" if isinstance(error, Cancelled) else "failed")
+        # What fails on a disk that was lost failed because of that, and there is nothing of ours to clear.
+        confirm(opened, run.back_group)
+        _discard(target)
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise StagingFull(
+                f"no room left on {opened.site.back_group(run.back_group).path} for {definition.name}",
+                subject=definition.name,
+                operation="stage",
+            ) from error
+        raise
+
+
+def _give_up(opened: OpenSite, run: RunRecord, sink: DirectWriter, target: StagedFiles) -> None:
+    """Takes a half-written image away; on a disk that is not ours any more nothing is changed."""
+    try:
+        confirm(opened, run.back_group)
+    except NotOwner:
+        sink.abandon()
+        raise
+    sink.abort()
+    target.remove(".tar.partial")
+
+
+def _discard(target: StagedFiles) -> None:
+    """Removes what an unfinished writing left; an image that has its name keeps its side files."""
+    target.remove(".tar.partial")
+    if target.size_bytes() is None:
+        target.remove(".chunks", ".meta.json")
+
+
+def _write_image(
+    opened: OpenSite,
+    run: RunRecord,
+    definition: StoreRef,
+    target: StagedFiles,
+    *,
+    progress: Progress,
+    cancel: Cancel,
+) -> tuple[ImageRecord, ImageSummary]:
+    subject = definition.name
+    group, store = definition
+    started = opened.clock.now()
+    times = os.times()
+    source = open_source(store, opened.scratch_folder(run.back_group))
+    try:
+        estimate = source.estimate()
+        origin = origin_of(definition)
+        progress.begin(subject, "stage", estimate.bytes)
+        with Meter() as meter:
+            sink = _reserve(opened, run, target, expected_bytes(estimate), meter, cancel, subject)
+            try:
+                header = ImageHeader(
+                    image=target.image,
+                    run=run.run,
+                    group=group.name,
+                    store=store.name,
+                    level=run.level,
+                    source_kind=store.kind,
+                    source=source.description | _described(definition),
+                    node=run.node,
+                    started=started,
+                    nightferry=__version__,
+                )
+                scratch = opened.scratch_folder(run.back_group)
+                with closing(ImageWriter(sink, header, spill_directory=scratch)) as writer:
+                    source.write(writer, progress=progress, cancel=cancel, subject=subject)
+                    summary = writer.finish()
+            except BaseException:
+                _give_up(opened, run, sink, target)
+                raise
+    finally:
+        source.close()
+    ended = opened.clock.now()
+    used = os.times()
+    seconds = max((ended - started).total_seconds(), 1e-6)
+    state = judge(summary.outcomes, definition.tolerate)
+    begins = new_line(opened, definition, header.image)
+    record = ImageRecord(
+        image=header.image,
+        run=run.run,
+        group=group.name,
+        store=store.name,
+        source_kind=store.kind,
+        level=run.level,
+        state=state,
+        size_bytes=summary.size_bytes,
+        payload_bytes=summary.payload_bytes,
+        files=summary.files,
+        outcomes=summary.outcomes,
+        digest=summary.digest,
+        index_offset=summary.index_offset,
+        index_bytes=summary.index_bytes,
+        index_digest=summary.index_digest,
+        path=f"{group.name}/{store.name}/{target.image}.tar",
+        node=run.node,
+        started=started,
+        ended=ended,
+        degraded=meter.is_degraded,
+        unbuffered=sink.unbuffered,
+        rate_bytes_per_s=summary.size_bytes / seconds,
+        cpu_s=used.user - times.user + used.system - times.system,
+        cpu_system_s=used.system - times.system,
+        notes=(*summary.notes, *([begins] if begins else [])),
+        origin=origin,
+        policy=group.copies,
+        at_least=group.at_least,
+    )
+    if state == "whole":
+        record = _doubted(opened, definition, record)
+    for note in record.notes:
+        progress.say(f"{subject}: {note}", subject=subject)
+    if meter.is_degraded:
+        progress.say(f"{subject} slowed down by more than 10 % over 20 minutes: degraded", subject=subject)
+    confirm(opened, run.back_group)
+    opened.catalog.keep_samples(record.image, to_json_lines(meter.samples))
+    target.replace(".chunks", summary.chunks)
+    target.replace(".meta.json", record.model_dump_json(indent=1).encode() + b"\n")
+    target.rename(".tar.partial", ".tar")
+    progress.advance(subject, summary.payload_bytes)
+    progress.end(subject, record.state)
+    return record, summary
+
+
+def _doubted(opened: OpenSite, definition: StoreRef, record: ImageRecord) -> ImageRecord:
+    """The record of a whole image: as it is, or suspect and why."""
+    why = suspicion(opened, definition, record)
+    return record.model_copy(update={"state": "suspect", "suspect": why}) if why else record
+
+
+def expected_bytes(estimate: Estimate) -> int:
+    """How large an image will be at most, unless the store grows: content, tar headers, index, alignment."""
+    return estimate.bytes + estimate.files * MEMBER_OVERHEAD_BYTES + IMAGE_OVERHEAD_BYTES
+
+
+def _described(definition: StoreRef) -> dict[str, str]:
+    """The operator's own words for the store, else for its storage group."""
+    words = definition.store.description or definition.group.description
+    return {"description": words} if words else {}
+
+
+def _reserve(
+    opened: OpenSite,
+    run: RunRecord,
+    target: StagedFiles,
+    size_bytes: int,
+    meter: Meter,
+    cancel: Cancel,
+    subject: str,
+) -> DirectWriter:
+    """Looks at the free room and takes it in one step, so that two stores never count on the same room."""
+    with opened.room_lock(run.back_group):
+        room = free_room(opened, run.back_group)
+        if size_bytes > room:
+            freed = free_staging(opened, run.back_group, needed_bytes=size_bytes - room)
+            log.info("freed %d images to make room for %s", len(freed), subject)
+            room = free_room(opened, run.back_group)
+        if size_bytes > room:
+            disk = opened.site.back_group(run.back_group).path
+            raise StagingFull(
+                f"{subject} needs {format_size(size_bytes)} on {disk}, "
+                f"{format_size(max(room, 0))} may be used",
+                subject=subject,
+                operation="stage",
+            )
+        fd = target.create(".tar.partial", 0o600 if opened.site.staging.restricted else 0o640)
+        try:
+            return DirectWriter(
+                f"{target.tar}.partial",
+                settings=opened.ring_settings(),
+                expected_bytes=size_bytes,
+                meter=meter,
+                throttle=opened.staging_throttle(),
+                cancel=cancel,
+                fd=fd,
+            )
+        finally:
+            os.close(fd)
+
+
+def judge(outcomes: Outcomes, tolerate: Tolerate) -> ImageState:
+    """Whole, or partial when more files came out badly than the storage group tolerates, or a directory was not listed:
+    how much is missing is not known then, so no bound can allow it."""
+    exceeded = tolerate.exceeded(
+        vanished=outcomes.vanished, changed=outcomes.changed, unreadable=outcomes.unreadable
+    )
+    return "partial" if exceeded or outcomes.unlisted else "whole"
+
+
+def read_back(files: StagedFiles, chunks: bytes, share: float, *, cancel: Cancel) -> None:
+    """Reads staged chunks again, past the page cache, and compares them with the chunk table.
+
+    Args:
+        files: The staged image.
+        chunks: Its chunk table.
+        share: How much of it, 0 to 1; a sample always holds the first and the last chunk.
+        cancel: Seen at every chunk.
+
+    Raises:
+        IntegrityError: the disk gave back something else than was written.
+    """
+    if share == 0:
+        return
+    count = len(chunks) // 8
+    numbers = set(range(count))
+    if share < 1:
+        wanted = max(2, round(count * share))
+        numbers = {0, count - 1} | set(random.sample(range(count), min(wanted, count)))
+    with files.reader() as reader:
+        for number in sorted(numbers):
+            cancel.check()
+            offset = number * CHUNK_BYTES
+            length = min(CHUNK_BYTES, reader.size_bytes - offset)
+            for data in reader.stream(offset, length):
+                check_chunk(chunks, number, data)
+
+
+def read_index(files: StagedFiles, chunks: bytes) -> Content:
+    """The index out of an image file, checked against the chunk table.
+
+    Raises:
+        IntegrityError: the image is cut off or damaged.
+    """
+    with files.reader() as reader:
+        image = ImageReader(reader, chunks)
+        return spooled(image.reader.stream(image.end.index_offset, image.end.index_bytes))
+
+
+def adopt(opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Cancel) -> ImageRecord | None:
+    """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
+    fails.
+
+    Raises:
+        ClusterError: the disk cannot be read now; the image stays.
+        Cancelled: stopped at a chunk; the image stays, and is looked at again.
+    """
+    try:
+        record = target.record()
+        chunks = target.read(".chunks", table_bytes(record.size_bytes))
+        read_back(target, chunks, 1.0, cancel=cancel)
+        index = read_index(target, chunks)
+        if image_digest(chunks, index) != record.digest:
+            raise IntegrityError(
+                f"{target.image} is not the image its side files describe", subject=record.image
+            )
+    except Cancelled:
+        raise
+    except (FileNotFoundError, ValueError, NightferryError) as error:
+        progress.say(f"an interrupted image is staged again: {error}", subject=target.image)
+        target.remove(*WHOLE)
+        return None
+    except OSError as error:
+        raise ClusterError(
+            f"cannot read the interrupted image {target.tar}: {error.strerror}",
+            hint="look at the disk and the kernel's log, then run again",
+            subject=target.image,
+        ) from error
+    progress.say(f"{record.group}/{record.store} was staged before the interruption", subject=target.image)
+    _record(opened, record, index, chunks)
+    return record
+
+
+def _record(opened: OpenSite, record: ImageRecord, index: Content, chunks: bytes) -> None:
+    opened.catalog.keep_index(record.image, index, chunks)
+    log_image(opened, record, index)
+    opened.catalog.append(record)
+    log.info("staged %s: %s, %s", record.image, format_size(record.size_bytes), record.state)
+
+
+def record_failure(
+    opened: OpenSite, run: RunRecord, group: str, store: str, error: BaseException, attempts: int
+) -> FailureRecord:
+    """Remembers why a store of this run is not staged, for the gate and the report."""
+    known = isinstance(error, NightferryError)
+    failure = FailureRecord(
+        run=run.run,
+        group=group,
+        store=store,
+        error=str(error) if known else f"{type(error).__name__}: {error}",
+        hint=error.hint if isinstance(error, NightferryError) else "",
+        exit_code=error.exit_code if isinstance(error, NightferryError) else 1,
+        attempts=attempts,
+        at=opened.clock.now(),
+    )
+    opened.catalog.append(failure)
+    return failure

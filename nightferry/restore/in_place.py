@@ -1,0 +1,204 @@
+"""Putting a restored store in the place of the old one: who still uses it, and the exchange itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightferry.errors import ConfigError
+from nightferry.model.text import safe
+from nightferry.restore.syscalls import rename_exchange, rename_noreplace
+from nightferry.transfer.durable import sync_folder
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """Who has files of a store open.
+
+    ``processes`` reads ``postgres (pid 812): /srv/mail/priv1/base``, safe to show; ``unseen`` is how many
+    processes this user may not look into (usually none for root): unless it is 0 an empty list is no proof.
+    """
+
+    processes: tuple[str, ...]
+    unseen: int
+
+
+def store_in_use(path: Path) -> StoreUse:
+    """Looks for processes with an open file, a mapping, a working or a root directory at or below ``path``.
+
+    Files are told by name, and a single file also by device and inode. Our own process is left out. Users
+    on other nodes, and mounts below ``path``, are not seen.
+    """
+    store = os.path.realpath(os.fsencode(path))
+    try:
+        status = os.stat(store)
+        identity = None if stat.S_ISDIR(status.st_mode) else (status.st_dev, status.st_ino)
+    except FileNotFoundError:
+        identity = None
+    found: list[str] = []
+    unseen = 0
+    for entry in sorted((e for e in os.listdir(_PROC) if e.isdecimal()), key=int):
+        if int(entry) == os.getpid():
+            continue
+        try:
+            used = _first_use(os.fsencode(_PROC / entry), store, identity)
+        except PermissionError:
+            unseen += 1
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+        else:
+            if used is not None:
+                found.append(f"{_name_of(entry)} (pid {entry}): {safe(used)}")
+    return StoreUse(tuple(found), unseen)
+
+
+def _first_use(process: bytes, store: bytes, identity: tuple[int, int] | None) -> bytes | None:
+    """The name of a file below the store that the process uses.
+
+    Raises:
+        PermissionError: not all that it uses can be seen.
+    """
+    descriptors = process + b"/fd"
+    unnamed: OSError | None = None
+    for link in (process + b"/cwd", process + b"/root", *_children(descriptors), process + b"/exe"):
+        try:
+            name = os.readlink(link)
+            if _lies_in(name, store):
+                return name
+            if identity is not None and link.startswith(descriptors):
+                status = os.stat(link)
+                if (status.st_dev, status.st_ino) == identity:
+                    return name
+        except FileNotFoundError:
+            continue  # closed while we looked; kernel threads have no exe
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            unnamed = error
+    with open(process + b"/maps", "rb") as maps:
+        for line in maps:
+            fields = line.rstrip(b"\n").split(maxsplit=5)
+            if len(fields) == 6 and _lies_in(fields[5], store):
+                return fields[5]
+    if unnamed is not None:  # a path beyond 4 KiB, which the kernel does not tell: it may lie in the store
+        raise PermissionError(unnamed.errno, unnamed.strerror)
+    return None
+
+
+def _children(directory: bytes) -> list[bytes]:
+    return [directory + b"/" + name for name in os.listdir(directory)]
+
+
+def _lies_in(name: bytes, store: bytes) -> bool:
+    name = name.removesuffix(b" (deleted)")
+    return name == store or name.startswith(store.rstrip(b"/") + b"/")
+
+
+def _name_of(entry: str) -> str:
+    try:
+        return safe((_PROC / entry / "comm").read_bytes().rstrip(b"\n"))
+    except (FileNotFoundError, ProcessLookupError):
+        return "a process that ended"
+
+
+def beside(store_path: Path, run: str) -> Path:
+    """Where a store is restored to before it is exchanged: beside it, so that a rename can do it."""
+    real = Path(os.path.realpath(store_path))
+    return real.with_name(f"{real.name}.restore-{run}")
+
+
+def in_place_exchange(store_path: Path, new_path: Path, run: str) -> Path | None:
+    """Puts ``new_path``, whole and verified, in the store's place; the old content stays beside it.
+
+    The exchange is one rename: after a crash at any moment the store's path leads to the old content or
+    to the new, never to neither. A crash right after it leaves the old content at ``new_path`` instead of
+    its final name.
+
+    Args:
+        store_path: The store, a directory or a file; links in the path are resolved. It may be missing.
+        new_path: What takes its place, on the same file system: see ``beside``.
+        run: Names the old content: ``<path>.before-<run>``, with ``-2``, ``-3`` … when that is taken.
+
+    Returns:
+        Where the old content is; None when there was none.
+
+    Raises:
+        ConfigError: it cannot be exchanged (another file system, a mount point, no such rename there);
+            nothing changed.
+    """
+    store = Path(os.path.realpath(store_path))
+    try:
+        if not os.path.lexists(store):
+            rename_noreplace(os.fsencode(new_path), os.fsencode(store))
+            sync_folder(store.parent)
+            return None
+        rename_exchange(os.fsencode(new_path), os.fsencode(store))
+    except OSError as error:
+        raise _cannot_exchange(store, new_path, error) from error
+    sync_folder(store.parent)
+    number = 1
+    while True:
+        suffix = "" if number == 1 else f"-{number}"
+        before = store.with_name(f"{store.name}.before-{run}{suffix}")
+        try:
+            rename_noreplace(os.fsencode(new_path), os.fsencode(before))
+        except FileExistsError:
+            number += 1
+            continue
+        sync_folder(store.parent)
+        return before
+
+
+def _cannot_exchange(store: Path, new_path: Path, error: OSError) -> ConfigError:
+    reasons = {
+        errno.EXDEV: "it is another file system",
+        errno.EBUSY: "it is a mount point",
+        errno.EINVAL: "this file system cannot exchange two names in one step",
+        errno.ENOSYS: "this system cannot exchange two names in one step",
+    }
+    reason = reasons.get(error.errno or 0, os.strerror(error.errno or 0).lower())
+    return ConfigError(
+        f"cannot put {new_path} in the place of {store}: {reason}",
+        hint=f"nothing changed; the restored store is whole at {new_path}: rename it by hand",
+        operation="restore",
+        subject=str(store),
+    )
+
+
+_JOURNALS = ("-wal", "-shm", "-journal")
+
+
+def set_journals_aside(database: Path) -> dict[str, Path]:
+    """Takes an old SQLite database's journals out of the way before the exchange.
+
+    Replayed onto the new database they would destroy it. Nobody has the database open, so one is only there
+    after its last user crashed.
+
+    Returns:
+        Suffix → where it lies now; see ``give_journals_back``.
+    """
+    real = Path(os.path.realpath(database))
+    aside = {}
+    for suffix in _JOURNALS:
+        journal = real.with_name(real.name + suffix)
+        if os.path.lexists(journal):
+            aside[suffix] = journal.with_name(f"{journal.name}.aside-{secrets.token_hex(4)}")
+            rename_noreplace(os.fsencode(journal), os.fsencode(aside[suffix]))
+    if aside:
+        sync_folder(real.parent)
+    return aside
+
+
+def give_journals_back(journals: dict[str, Path], database: Path) -> None:
+    """Puts journals beside the old database's new name: what waits in them can still be read there."""
+    real = Path(os.path.realpath(database))
+    for suffix, journal in journals.items():
+        journal.rename(real.with_name(real.name + suffix))
+    if journals:
+        sync_folder(next(iter(journals.values())).parent)

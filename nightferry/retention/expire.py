@@ -1,0 +1,443 @@
+"""Applying the retention: said before, done, said afterwards.
+
+Every step is a record before it is a deed, and the next `expire` finishes what a killed one began. A copy is
+``expiring`` on record before a byte of it goes, so no restore is ever offered half of one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nightferry.copies.accept import not_accepted
+from nightferry.copies.delivery import deliver_everywhere
+from nightferry.destination.base import Destination
+from nightferry.errors import (
+    BusyError,
+    Cancelled,
+    ConfigError,
+    DestinationError,
+    ImplausibleExpiry,
+    NightferryError,
+    NotRemoved,
+    Retained,
+    Unavailable,
+    worst_exit_code,
+)
+from nightferry.model.destinations import TapeSettings
+from nightferry.model.records import (
+    THERE,
+    CartridgeRecord,
+    CopyRecord,
+    CopyState,
+    ExpiryRecord,
+    FreedRecord,
+    ImageRecord,
+)
+from nightferry.progress import Cancel, Progress
+from nightferry.retention.outlook import (
+    LEFTOVER_AGE,
+    CopyOutlook,
+    LeftoverOutlook,
+    Outlook,
+    StagedOutlook,
+    implausible,
+    look_ahead,
+    scratch_cartridges,
+)
+from nightferry.site.opened import OpenSite, operator
+from nightferry.site.stamps import require_plausible_clock
+from nightferry.staging.leftovers import forget_expired
+from nightferry.staging.owed import describe, is_here, orphans
+from nightferry.staging.room import remove_staged
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Expiry:
+    """What was done, or in a dry run what would be."""
+
+    dry_run: bool
+    copies: list[CopyOutlook] = field(default_factory=list)
+    cartridges: list[CartridgeRecord] = field(default_factory=list)
+    staged: list[StagedOutlook] = field(default_factory=list)
+    leftovers: list[LeftoverOutlook] = field(default_factory=list)
+    foreign: list[LeftoverOutlook] = field(default_factory=list)
+    """What lies there and is left alone."""
+    orphaned: list[str] = field(default_factory=list)
+    """Images that owe copies which no night delivers, with the reason; they never expire."""
+    errors: dict[str, NightferryError] = field(default_factory=dict)
+    refused: ConfigError | None = None
+    """In a dry run: why the same without it would do nothing."""
+    undelivered: dict[str, NightferryError] = field(default_factory=dict)
+    """Destinations to which no copy of the catalog came that knows what has gone; the next night brings one."""
+
+    @property
+    def gone(self) -> list[CopyOutlook]:
+        return [row for row in self.copies if row.fate in ("expires", "expired")]
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that come free: objects, cartridges as a whole, staging, leftovers."""
+        return (
+            sum(row.freed_bytes for row in self.copies)
+            + sum(cartridge.used_bytes for cartridge in self.cartridges)
+            + sum(row.image.size_bytes for row in self.staged)
+            + sum(row.leftover.size_bytes for row in self.leftovers if not row.error)
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """What the command ends with: 0, or the gravest of what failed at a destination."""
+        failed = [row for row in self.copies if row.fate == "failed"]
+        failed_leftovers = [row for row in self.leftovers if row.error]
+        codes = [error.exit_code for error in self.errors.values()]
+        codes += [self.refused.exit_code] if self.refused is not None else []
+        return worst_exit_code([*codes, DestinationError.exit_code if failed or failed_leftovers else 0])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "dry_run": self.dry_run,
+            "copies": [row.as_json() for row in self.copies],
+            "cartridges": [
+                {"destination": c.destination, "barcode": c.barcode, "used_bytes": c.used_bytes}
+                for c in self.cartridges
+            ],
+            "staged": [
+                {
+                    "image": row.image.image,
+                    "back_group": row.back_group,
+                    "size_bytes": row.image.size_bytes,
+                    "why": row.why,
+                }
+                for row in self.staged
+            ],
+            "leftovers": [
+                {
+                    "destination": row.destination,
+                    "what": row.leftover.what,
+                    "image": row.leftover.image,
+                    "path": row.leftover.path,
+                    "since": row.leftover.since,
+                    "size_bytes": row.leftover.size_bytes,
+                    "error": row.error or None,
+                }
+                for row in self.leftovers
+            ],
+            "foreign": [
+                {
+                    "destination": row.destination,
+                    "path": row.leftover.path,
+                    "size_bytes": row.leftover.size_bytes,
+                    "why": row.why,
+                }
+                for row in self.foreign
+            ],
+            "orphaned": list(self.orphaned),
+            "freed_bytes": self.freed_bytes,
+            "refused": self.refused.message if self.refused is not None else None,
+            "errors": [
+                {"destination": name, "message": error.message, "hint": error.hint}
+                for name, error in self.errors.items()
+            ],
+            "undelivered": [
+                {"destination": name, "message": error.message, "hint": error.hint}
+                for name, error in self.undelivered.items()
+            ],
+        }
+
+
+def expire(
+    opened: OpenSite,
+    destination: str | None = None,
+    *,
+    dry_run: bool = False,
+    reason: str = "",
+    progress: Progress,
+    cancel: Cancel,
+) -> Expiry:
+    """Applies the retention everywhere, or at one destination.
+
+    When something has gone, a copy of the catalog that knows it goes to every destination: what a rebuild begins from
+    lists nothing that is not there any more. A destination that is away then is named, and gets it with the next night.
+
+    Args:
+        opened: The site.
+        destination: Only there, and nothing on staging.
+        dry_run: Say it and do nothing.
+        reason: Why it is right that more than ``retention.at_most`` goes at once; empty: then nothing does.
+        progress: Told of every copy that goes.
+        cancel: Seen between two copies.
+
+    Raises:
+        ConfigError: no such destination.
+        NotAccepted: the catalog was rebuilt, and nobody accepted it; nothing was touched. A dry run says it in its
+            result.
+        ImplausibleExpiry: too much would go everywhere where something would, and nothing was touched. Where only some
+            destinations refuse, the others go on, and the result tells. A dry run says it in its result.
+        ClockAhead: a run is stamped later than now.
+        Cancelled: stopped between two copies; the next call goes on.
+    """
+    outlook = look_ahead(opened, destination)
+    unaccepted = not_accepted(opened.catalog)
+    if unaccepted is not None:
+        if dry_run:
+            return _foreseen(opened, outlook, unaccepted)
+        raise unaccepted
+    require_plausible_clock(opened, "nothing expires")
+    refused = {} if reason.strip() else implausible(opened, outlook)
+    if dry_run:
+        return _foreseen(opened, outlook, next(iter(refused.values()), None))
+    outlook = _without(outlook, refused)
+    if refused and not outlook.going:
+        raise next(iter(refused.values()))
+    done = Expiry(False, [row for row in outlook.copies if row.fate != "expires"], errors=outlook.errors)
+    done.foreign += outlook.foreign
+    done.orphaned += describe(orphans(opened))
+    if outlook.going or outlook.staged:
+        intent = _intend(opened, outlook, reason)
+        note = ""
+        try:
+            _expire_copies(opened, outlook, done, progress, cancel)
+            _free_staged(opened, outlook.staged, done, cancel)
+        except Cancelled:
+            note = "stopped"
+            raise
+        finally:
+            _conclude(opened, intent, done, note)
+    closed = _close_cut_off(opened)
+    names = [d.name for d in opened.site.destinations if destination in (None, d.name)]
+    for name in names:
+        done.cartridges += _make_scratch(opened, name)
+    _remember_gone(opened, done)
+    opened.catalog.refresh()
+    forget_expired(opened)
+    _clear(opened, outlook.leftovers, done, cancel)
+    if closed or done.gone or done.staged or done.cartridges:
+        done.undelivered = deliver_everywhere(opened)
+    order = {row.copy.subject: number for number, row in enumerate(outlook.copies)}
+    done.copies.sort(key=lambda row: order[row.copy.subject])
+    return done
+
+
+def _without(outlook: Outlook, refused: dict[str, ImplausibleExpiry]) -> Outlook:
+    """The same, with nothing that goes at destinations that refuse."""
+    return replace(
+        outlook,
+        copies=tuple(
+            replace(row, fate="kept", why=f"refused: {refused[row.copy.destination].message}")
+            if row.fate == "expires" and row.copy.destination in refused
+            else row
+            for row in outlook.copies
+        ),
+        leftovers=tuple(row for row in outlook.leftovers if row.destination not in refused),
+        errors=outlook.errors | refused,
+    )
+
+
+def _foreseen(opened: OpenSite, outlook: Outlook, refused: ConfigError | None) -> Expiry:
+    rows = [
+        replace(row, freed_bytes=_room_of(opened, row)) if row.fate == "expires" else row
+        for row in outlook.copies
+    ]
+    return Expiry(
+        True,
+        rows,
+        list(outlook.cartridges),
+        list(outlook.staged),
+        list(outlook.leftovers),
+        list(outlook.foreign),
+        describe(orphans(opened)),
+        outlook.errors,
+        refused,
+    )
+
+
+def _room_of(opened: OpenSite, row: CopyOutlook) -> int:
+    """A copy's own room; one on tape has none: a cartridge comes free as a whole."""
+    is_tape = isinstance(opened.site.destination(row.copy.destination), TapeSettings)
+    return 0 if is_tape else row.copy.size_bytes
+
+
+def _intend(opened: OpenSite, outlook: Outlook, reason: str) -> ExpiryRecord:
+    now = opened.clock.now()
+    record = ExpiryRecord(
+        expiry=f"{now:%Y%m%dT%H%M%S.%fZ}",
+        who=operator(),
+        reason=reason,
+        copies=tuple(row.copy.subject for row in outlook.going),
+        staged=tuple(row.image.image for row in outlook.staged),
+        at=now,
+    )
+    opened.catalog.append(record, "intent")
+    return record
+
+
+def _conclude(opened: OpenSite, intent: ExpiryRecord, done: Expiry, note: str) -> None:
+    opened.catalog.append(
+        intent.model_copy(
+            update={
+                "copies": tuple(row.copy.subject for row in done.copies if row.fate == "expired"),
+                "staged": tuple(row.image.image for row in done.staged),
+                "at": opened.clock.now(),
+                "note": note,
+            }
+        )
+    )
+
+
+def _close_cut_off(opened: OpenSite) -> int:
+    """Ends, on record, expiries whose process died: what they had begun is finished by now, or is going on; returns how
+    many."""
+    closed = 0
+    for record in opened.catalog.pending(ExpiryRecord):
+        copies = [opened.catalog.latest(CopyRecord, subject) for subject in record.copies]
+        if any(copy is not None and copy.state == "expiring" for copy in copies):
+            continue
+        went = tuple(copy.subject for copy in copies if copy is not None and copy.state == "expired")
+        staged = tuple(image for image in record.staged if opened.catalog.freed(image))
+        note = "cut off; a later one finished what it had begun"
+        opened.catalog.append(record.model_copy(update={"copies": went, "staged": staged, "note": note}))
+        closed += 1
+    return closed
+
+
+def _expire_copies(
+    opened: OpenSite, outlook: Outlook, done: Expiry, progress: Progress, cancel: Cancel
+) -> None:
+    away = set(outlook.away)
+    for row in outlook.going:
+        cancel.check()
+        name = row.copy.destination
+        if name in away:
+            done.copies.append(replace(row, fate="failed", note=done.errors[name].message))
+            continue
+        try:
+            outcome = _expire_copy(opened, row)
+        except (DestinationError, BusyError, ConfigError) as error:
+            if isinstance(error, Unavailable | ConfigError):
+                done.errors[name] = error
+                away.add(name)
+            outcome = replace(row, fate="failed", note=error.message)
+        done.copies.append(outcome)
+        progress.say(f"{outcome.fate} at {name}", row.image.image)
+
+
+def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
+    """Takes one copy, in all the epochs of it that are there.
+
+    Raises:
+        ConfigError: the key that expires cannot be resolved.
+        DestinationError: the destination failed. Unless it says that nothing was removed, the copy stays
+            ``expiring``, and the next `expire` goes on with it.
+        BusyError: another process recorded something about the copy meanwhile.
+    """
+    target = opened.destination(row.copy.destination)
+    before = row.copy
+    if opened.catalog.latest(CopyRecord, before.subject) != before:
+        raise BusyError(
+            f"the copy of {before.image} at {before.destination} is another's work now",
+            hint="run `nightferry expire` again",
+            subject=before.image,
+        )
+    newest = opened.catalog.latest_event(CopyRecord, before.subject)
+    expiring = before.model_copy(update={"state": "expiring", "note": f"by {operator()}: {row.why}"[:500]})
+    opened.catalog.append(expiring, expect=newest.sequence if newest is not None else 0)
+    opened.catalog.refresh()
+    hold = opened.catalog.hold(before.image)
+    if hold is not None:
+        _take_back(opened, target, before)
+        return replace(row, fate="kept", why=f"held: {hold.reason}")
+    try:
+        stays = target.expire(before.location, before.digest) if before.location else ""
+    except (NotRemoved, ConfigError) as error:
+        _take_back(opened, target, before)
+        if isinstance(error, Retained):
+            return replace(row, fate="locked", why=error.message)
+        raise
+    note = f"{expiring.note}; {stays}" if stays else expiring.note
+    for copy in opened.catalog.all_copies(before.image):
+        if copy.destination == before.destination and copy.state in (*THERE, "expiring", "writing"):
+            opened.catalog.append(copy.model_copy(update={"state": "expired", "note": note[:500]}))
+    log.info("expired %s at %s: %s", before.image, before.destination, row.why)
+    freed = 0 if stays else _room_of(opened, row)
+    return replace(row, copy=before, fate="expired", freed_bytes=freed, note=stays)
+
+
+def _take_back(opened: OpenSite, target: Destination, before: CopyRecord) -> None:
+    """Says of a copy of which nothing was removed now what it was before. One that an earlier `expire` began
+    with is only believed when it is found whole."""
+    state: CopyState = before.state
+    if state == "expiring":
+        if target.find(before.image, before.epoch) is None:
+            return
+        state = "whole"
+    opened.catalog.append(before.model_copy(update={"state": state}))
+
+
+def _make_scratch(opened: OpenSite, destination: str) -> list[CartridgeRecord]:
+    """Gives cartridges on which nothing lives back to their pool."""
+    opened.catalog.refresh()
+    made = []
+    for cartridge in scratch_cartridges(opened, destination):
+        newest = opened.catalog.latest_event(CartridgeRecord, cartridge.subject)
+        became = {"resumes" if cartridge.state == "offsite" else "state": "expired"}
+        scratch = cartridge.model_copy(
+            update={**became, "note": "all on it has expired", "at": opened.clock.now()}
+        )
+        try:
+            opened.catalog.append(scratch, expect=newest.sequence if newest is not None else 0)
+        except BusyError:
+            # Somebody writes to it just now: then it is not scratch.
+            continue
+        made.append(cartridge)
+    return made
+
+
+def _free_staged(opened: OpenSite, staged: Iterable[StagedOutlook], done: Expiry, cancel: Cancel) -> None:
+    for row in staged:
+        cancel.check()
+        with opened.leases(row.back_group).read("expire"):
+            # As with all room: on record first, so that a crash leaves bytes too many and nothing else.
+            opened.catalog.refresh()
+            if opened.catalog.hold(row.image.image) is not None:
+                continue
+            _free(opened, row.image, row.why)
+            remove_staged(opened, row.image)
+        done.staged.append(row)
+
+
+def _free(opened: OpenSite, image: ImageRecord, reason: str) -> None:
+    opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=opened.clock.now(), expired=True))
+
+
+def _remember_gone(opened: OpenSite, done: Expiry) -> None:
+    """An image of which nothing is left is not listed for ever because a copy of it never arrived, or because
+    staging lost it rather than freed it."""
+    opened.catalog.refresh()
+    long_ago = opened.clock.now() - LEFTOVER_AGE
+    for image in {row.image.image: row.image for row in done.copies if row.fate == "expired"}.values():
+        copies = opened.catalog.all_copies(image.image)
+        cut_off = [copy for copy in copies if copy.state == "writing" and copy.started < long_ago]
+        left = [copy for copy in copies if copy.state not in ("expired", "lost") and copy not in cut_off]
+        if left or opened.is_staged(image) or not is_here(opened, image):
+            continue
+        for copy in cut_off:
+            opened.catalog.append(copy.model_copy(update={"state": "lost", "note": "it never arrived"}))
+        if not opened.catalog.freed(image.image):
+            _free(opened, image, "its last copy has expired, and staging does not have it")
+
+
+def _clear(opened: OpenSite, leftovers: Iterable[LeftoverOutlook], done: Expiry, cancel: Cancel) -> None:
+    for row in leftovers:
+        cancel.check()
+        try:
+            opened.destination(row.destination).clear(row.leftover)
+        except DestinationError as error:
+            done.leftovers.append(replace(row, error=error.message))
+        else:
+            log.info("removed %s %s at %s", row.leftover.what, row.leftover.path, row.destination)
+            done.leftovers.append(row)

@@ -1,0 +1,363 @@
+"""What the retention says of every copy, of staging, cartridges and leftovers. Changes nothing.
+
+The rule itself is ``plan.retention``; here it meets the records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from nightferry.copies.accept import named_left_out
+from nightferry.destination.base import Leftover
+from nightferry.destination.tape.pool import is_being_written
+from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, NightferryError, OtherSite
+from nightferry.model.destinations import TapeSettings
+from nightferry.model.names import parse_image_name
+from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, ImageRecord, RunRecord
+from nightferry.plan.lines import lines
+from nightferry.plan.retention import Candidate, judge, night_of, nights_in_order
+from nightferry.site.marker import require_ours
+from nightferry.site.opened import OpenSite
+from nightferry.site.stamps import wrong_runs
+from nightferry.staging.owed import owes
+from nightferry.units import counted
+
+LEFTOVER_AGE = timedelta(days=2)
+"""What nobody has written to for so long is no night's any more."""
+
+_Series = tuple[str, int | None, str]
+"""Store, shard and line of images: what is judged together."""
+Fate = Literal["kept", "locked", "expires", "expired", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOutlook:
+    """One copy: whether it stays, and why.
+
+    ``kept`` by the retention; ``locked`` by the destination itself; ``expires`` now, or has ``expired``;
+    ``failed``: it should go and could not.
+    """
+
+    image: ImageRecord
+    copy: CopyRecord
+    fate: Fate
+    why: str
+    freed_bytes: int = 0
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "image": self.image.image,
+            "store": f"{self.image.group}/{self.image.store}",
+            "destination": self.copy.destination,
+            "started": self.image.started,
+            "state": self.fate,
+            "why": self.why,
+            "size_bytes": self.copy.size_bytes,
+            "freed_bytes": self.freed_bytes,
+            "note": self.note or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOutlook:
+    """A partial or suspect image that staging gives back."""
+
+    image: ImageRecord
+    back_group: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftoverOutlook:
+    """Something at a destination that belongs to no copy; ``error`` says why it could not be removed, ``why``,
+    of what is left alone, for what reason."""
+
+    destination: str
+    leftover: Leftover
+    error: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """All of it. ``errors``: destination → what could not be found out, or done, there."""
+
+    copies: tuple[CopyOutlook, ...] = ()
+    staged: tuple[StagedOutlook, ...] = ()
+    leftovers: tuple[LeftoverOutlook, ...] = ()
+    """Of ours, and to be removed."""
+    foreign: tuple[LeftoverOutlook, ...] = ()
+    """Left alone: nothing proves that it is ours, or the catalog knows nothing of it."""
+    cartridges: tuple[CartridgeRecord, ...] = ()
+    """Those that are scratch once the copies have gone."""
+    errors: dict[str, NightferryError] = field(default_factory=dict)
+    away: frozenset[str] = frozenset()
+    """Destinations that do not answer: nothing goes there."""
+
+    @property
+    def going(self) -> tuple[CopyOutlook, ...]:
+        return tuple(row for row in self.copies if row.fate == "expires")
+
+
+def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
+    """What `expire` would do now.
+
+    Args:
+        opened: The site.
+        destination: Only the copies there, and nothing on staging; None: everywhere.
+
+    Raises:
+        ConfigError: no such destination.
+    """
+    if destination is not None:
+        opened.site.destination(destination)
+    opened.catalog.refresh()
+    names = [d.name for d in opened.site.destinations if destination in (None, d.name)]
+    rows: list[CopyOutlook] = []
+    errors: dict[str, NightferryError] = {}
+    away: set[str] = set()
+    leftovers: list[LeftoverOutlook] = []
+    spared = _spared(opened)
+    for name in names:
+        found = list(_copies_at(opened, name, spared))
+        try:
+            _require_ours(opened, name, used=bool(found))
+            found = [_unless_locked(opened, row) for row in found]
+        except (DestinationError, ConfigError) as error:
+            errors[name] = error
+            away.add(name)
+        else:
+            try:
+                leftovers += _leftovers(opened, name)
+            except (DestinationError, ConfigError) as error:
+                errors[name] = error
+        rows += found
+    going: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        if row.fate == "expires":
+            going[row.copy.destination].add(row.image.image)
+    return Outlook(
+        tuple(rows),
+        tuple(_staged(opened)) if destination is None else (),
+        tuple(row for row in leftovers if not row.why),
+        tuple(row for row in leftovers if row.why),
+        tuple(c for name in names for c in scratch_cartridges(opened, name, going[name])),
+        errors,
+        frozenset(away),
+    )
+
+
+def _require_ours(opened: OpenSite, destination: str, *, used: bool) -> None:
+    """Raises:
+    OtherSite: it is another site's.
+    DestinationError, ConfigError: it cannot be looked at, and was ``used``.
+    """
+    try:
+        require_ours(opened, destination)
+    except OtherSite:
+        raise
+    except (DestinationError, ConfigError):
+        if used:
+            raise
+
+
+def implausible(opened: OpenSite, outlook: Outlook) -> dict[str, ImplausibleExpiry]:
+    """Destination → why so much must not go there without somebody's word: more than ``at_most`` of its copies, orphans
+    among them."""
+    limit = opened.site.retention.at_most
+    orphans = Counter(row.destination for row in outlook.leftovers)
+    all_there = Counter(row.copy.destination for row in outlook.copies) + orphans
+    going = Counter(row.copy.destination for row in outlook.going) + orphans
+    return {
+        destination: ImplausibleExpiry(
+            f"{count} of {all_there[destination]} copies at {destination} would expire at once"
+            + (f", {counted(orphans[destination], 'orphan')} among them" if orphans[destination] else "")
+            + f", more than {limit:.0%}",
+            subject=destination,
+        )
+        for destination, count in going.items()
+        if count > limit * all_there[destination]
+    }
+
+
+def scratch_cartridges(
+    opened: OpenSite, destination: str, besides: Collection[str] = ()
+) -> list[CartridgeRecord]:
+    """Cartridges of a tape library on which nothing lives any more.
+
+    Never one that is being written, that nothing was ever written to, or that is written once (WORM). One that is
+    offsite is scratch when it comes home.
+
+    Args:
+        opened: The site.
+        destination: Any destination; only a tape library has cartridges.
+        besides: Images whose copies there count as gone.
+    """
+    if not isinstance(opened.site.destination(destination), TapeSettings):
+        return []
+    live = opened.catalog.live_by_cartridge(destination)
+    return [
+        cartridge
+        for cartridge in opened.catalog.cartridges(destination)
+        if (cartridge.resumes if cartridge.state == "offsite" else cartridge.state) in ("appendable", "full")
+        and cartridge.images
+        and not cartridge.worm
+        and not is_being_written(cartridge)
+        and live.get(cartridge.barcode, set()) <= set(besides)
+    ]
+
+
+def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> Iterator[CopyOutlook]:
+    """Every copy there and what the retention says of it; what an earlier expiry began comes first."""
+    retention = opened.site.retention_of(destination)
+    series: dict[_Series, list[tuple[ImageRecord, CopyRecord, bool, str]]] = defaultdict(list)
+    series_of = _series(opened)
+    for image in opened.catalog.images():
+        copies = [c for c in opened.catalog.all_copies(image.image) if c.destination == destination]
+        begun = next((c for c in copies if c.state == "expiring"), None)
+        there = [c for c in copies if c.state in THERE]
+        if begun is not None:
+            yield CopyOutlook(image, begun, "expires", "begun before")
+        elif there:
+            at_work = copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < LEFTOVER_AGE
+            why = spared.get(image.image) or ("a copy of it is being made" if at_work else "")
+            proved = opened.catalog.is_whole(image) and there[-1].state == "verified"
+            series[series_of[image.image]].append((image, there[-1], proved, why))
+    for _, found in sorted(series.items(), key=lambda item: str(item[0])):
+        of = {image.image: (image, copy) for image, copy, _, _ in found}
+        rows = [(image, proved, why) for image, _, proved, why in found]
+        for verdict in judge(retention, list(_candidates(opened, rows))):
+            image, copy = of[verdict.image]
+            yield CopyOutlook(image, copy, "kept" if verdict.stays else "expires", verdict.why)
+
+
+def _series(opened: OpenSite) -> dict[str, _Series]:
+    """Image → what it is judged with. What a store adopted belongs to the oldest line of its own."""
+    stores: dict[str, list[ImageRecord]] = defaultdict(list)
+    for image in opened.catalog.images():
+        stores[opened.catalog.line_of(image)].append(image)
+    found: dict[str, _Series] = {}
+    for store, images in stores.items():
+        own = [image for image in images if f"{image.group}/{image.store}" == store]
+        line_of = lines(own or images)
+        oldest = line_of[(own or images)[-1].image]
+        for image in images:
+            line = line_of.get(image.image, oldest)
+            found[image.image] = (store, parse_image_name(image.image).shard, line)
+    return found
+
+
+def _spared(opened: OpenSite) -> dict[str, str]:
+    """Image → why it stays whatever the numbers say: held, of a run that has not ended, or still owed."""
+    found: dict[str, str] = {}
+    for image in opened.catalog.images():
+        hold = opened.catalog.hold(image.image)
+        run = opened.catalog.latest(RunRecord, image.run)
+        if hold is not None:
+            found[image.image] = f"held: {hold.reason}"
+        elif run is not None and run.state != "ended":
+            found[image.image] = f"run {run.run} has not ended"
+        elif owes(opened, image):
+            found[image.image] = "a copy of it is still owed"
+    return found
+
+
+def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
+    if row.fate != "expires" or not row.copy.location:
+        return row
+    lock = opened.destination(row.copy.destination).locked(row.copy.location)
+    if lock is None:
+        return row
+    return CopyOutlook(row.image, row.copy, "locked", f"{row.why}; {lock}")
+
+
+def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
+    """What is left at a destination, but for what a run at work may still want, and damage for `verify`.
+
+    Each put is on record before it begins. What bears our first side file, and the catalog has never heard of, is
+    left alone: the catalog may be the one that is wrong.
+
+    Where nothing was ever copied to nothing is left, and looking might make its root.
+    """
+    if all(copy.destination != destination for copy in opened.catalog.all(CopyRecord)):
+        return
+    for leftover in opened.destination(destination).leftovers(opened.clock.now() - LEFTOVER_AGE):
+        if leftover.what == "foreign":
+            yield LeftoverOutlook(destination, leftover, why="nothing proves that it is ours")
+            continue
+        copies = [c for c in opened.catalog.all_copies(leftover.image) if c.destination == destination]
+        known = copies or named_left_out(opened.catalog, destination, leftover.path)
+        if leftover.image and not known:
+            yield LeftoverOutlook(destination, leftover, why="the catalog knows no copy of it there")
+            continue
+        if leftover.what == "unfinished" and any(copy.state in THERE for copy in copies):
+            continue
+        image = opened.catalog.latest(ImageRecord, leftover.image)
+        back_group = opened.back_group_of(image) if image is not None else ""
+        at_work = back_group and opened.catalog.run_lock(back_group).holder() is not None
+        if not at_work:
+            yield LeftoverOutlook(destination, leftover)
+
+
+def _staged(opened: OpenSite) -> Iterator[StagedOutlook]:
+    """Partial and suspect images on staging that nobody approved, and that the store has outlived.
+
+    They owe no copy, so nothing else would ever free them. The rule is that of copies, with the store's whole
+    images, on staging or verified anywhere, as what is proved.
+    """
+    series: dict[_Series, list[ImageRecord]] = defaultdict(list)
+    series_of = _series(opened)
+    for image in opened.catalog.images():
+        series[series_of[image.image]].append(image)
+    for images in series.values():
+        refused = {image.image: image for image in images if _is_forgotten(opened, image)}
+        if not refused:
+            continue
+        rows = [
+            (image, image.image not in refused, _held(opened, image))
+            for image in images
+            if image.image in refused or _is_sound(opened, image)
+        ]
+        for verdict in judge(opened.site.retention, list(_candidates(opened, rows))):
+            if not verdict.stays and verdict.image in refused:
+                image = refused[verdict.image]
+                why = f"{image.state}, never approved, {verdict.why}"
+                yield StagedOutlook(image, opened.back_group_of(image), why)
+
+
+def _held(opened: OpenSite, image: ImageRecord) -> str:
+    hold = opened.catalog.hold(image.image)
+    return f"held: {hold.reason}" if hold is not None else ""
+
+
+def _candidates(opened: OpenSite, rows: Iterable[tuple[ImageRecord, bool, str]]) -> Iterator[Candidate]:
+    """Images of one line for the retention, in the log's order; a night that a wrong clock named counts as the one
+    before it."""
+    wrong = wrong_runs(opened)
+    in_order = sorted(rows, key=lambda row: opened.catalog.place_in_log(row[0].image))
+    nights = nights_in_order([None if i.run in wrong else night_of(i.image) for i, _, _ in in_order])
+    for order, ((image, proved, spared), night) in enumerate(zip(in_order, nights, strict=True)):
+        yield Candidate(image.image, night, image.started, proved, spared, order)
+
+
+def _is_forgotten(opened: OpenSite, image: ImageRecord) -> bool:
+    run = opened.catalog.latest(RunRecord, image.run)
+    return (
+        image.state != "whole"
+        and (run is None or run.state == "ended")
+        and not opened.catalog.accepted(image)
+        and not opened.catalog.all_copies(image.image)
+        and opened.is_staged(image)
+    )
+
+
+def _is_sound(opened: OpenSite, image: ImageRecord) -> bool:
+    return opened.catalog.is_whole(image) and (
+        opened.is_staged(image)
+        or any(copy.state == "verified" for copy in opened.catalog.copies(image.image))
+    )

@@ -1,0 +1,124 @@
+"""Opening a site's destinations, each of its kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+from nightferry.destination.base import Destination
+from nightferry.errors import Unavailable
+from nightferry.model.destinations import Destination as DestinationSettings
+from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
+from nightferry.model.records import CopyRecord
+from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
+from nightferry.site.register import CatalogRegister
+
+if TYPE_CHECKING:
+    from nightferry.site.opened import OpenSite
+
+DEFAULT_STREAMS = 4
+"""Images written to a folder at once when the site file does not say."""
+
+
+def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destination:
+    """A destination, ready for work; nothing is loaded or made before it is needed.
+
+    Raises:
+        DestinationError: it is not there.
+    """
+    match settings:
+        case TapeSettings():
+            from nightferry.catalog.drives import DriveLeases
+            from nightferry.destination.tape.library import TapeDestination
+            from nightferry.destination.tape.pool import Pool
+            from nightferry.site.libraries import Keepers, open_library
+
+            library = settings.library
+            if isinstance(library, VirtualLibrary):
+                _require_known(opened, settings.name, library.path / "library.json")
+            pool = Pool(
+                settings.pool.name,
+                settings.pool.barcodes,
+                settings.pool.autolabel,
+                settings.pool.wait_for_media,
+                settings.pool.cleaning,
+            )
+
+            def tell(text: str) -> None:
+                opened.warn(text, settings.name)
+
+            leases = None
+            if opened.site.catalog_path is None:
+                leases = DriveLeases(opened.catalog, say=tell, clock=opened.clock)
+            keepers = Keepers(_shared_locks(opened), leases, opened.site.cluster.kind == "local")
+            return TapeDestination(
+                settings.name,
+                open_library(library, keepers, opened.clock),
+                pool,
+                CatalogRegister(opened.catalog, settings.name, leases),
+                clock=opened.clock,
+                cancel=opened.cancel,
+                tell=tell,
+                buffer_bytes=settings.buffer_bytes,
+                pages=opened.pages(),
+            )
+        case FsspecSettings():
+            from nightferry.destination.fsspec import FsspecDestination
+
+            return FsspecDestination(
+                settings.name,
+                settings.url,
+                lanes=settings.streams or DEFAULT_STREAMS,
+                options=settings.options,
+                holds_copies=_holds_copies(opened, settings.name),
+                mark=opened.mark,
+            )
+        case S3Settings():
+            from nightferry.destination.s3.destination import open_s3
+
+            lanes = settings.streams or DEFAULT_STREAMS
+            return open_s3(settings, clock=opened.clock, lanes=lanes, mark=opened.mark)
+        case _:
+            assert_never(settings)
+
+
+def _require_known(opened: OpenSite, name: str, made_once: Path) -> None:
+    """What a destination's first copy made must still be there; else a folder without its disk would be
+    filled, and whole copies taken for damaged ones.
+
+    Raises:
+        Unavailable: the destination holds copies, and ``made_once`` is not there.
+    """
+    if not made_once.exists() and _holds_copies(opened, name):
+        raise Unavailable(
+            f"destination {name} holds copies, and {made_once} is not there",
+            hint="mount its disk; what is owed is delivered by the next run",
+            subject=name,
+        )
+
+
+def _holds_copies(opened: OpenSite, name: str) -> bool:
+    """Whether copies at a destination are on record that may be there, or the records are lost."""
+    held = ("whole", "verified", "suspect", "damaged")
+    return opened.is_lost or any(
+        copy.destination == name and copy.state in held for copy in opened.catalog.all(CopyRecord)
+    )
+
+
+def _shared_locks(opened: OpenSite) -> Path | None:
+    """A folder that every node of the site sees, for locks; None when the catalog is no folder."""
+    path = opened.site.catalog_path
+    return None if path is None else path / "locks"
+
+
+def speed_of(settings: DestinationSettings) -> Speed:
+    """What a destination of this kind can be expected to do."""
+    match settings:
+        case TapeSettings():
+            return TAPE_SPEED
+        case S3Settings():
+            return ARCHIVE_SPEED if settings.archives else OBJECT_SPEED
+        case FsspecSettings():
+            return FOLDER_SPEED if settings.scheme == "file" else OBJECT_SPEED
+        case _:
+            assert_never(settings)

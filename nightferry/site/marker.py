@@ -1,0 +1,102 @@
+"""Destinations that one site has to itself: the marker is looked at before anything is done there.
+
+A place is marked by its first use. One from before there were markers is adopted when the catalog knows a copy that
+lies there; one that holds images and has no marker belongs to nobody knows whom, and is refused.
+"""
+
+from __future__ import annotations
+
+from nightferry.destination.base import Marked, SiteMark, nobody
+from nightferry.destination.ours import MARKER, parse_marker, render_marker
+from nightferry.errors import NotVisible, OtherSite
+from nightferry.model.records import THERE, CopyRecord
+from nightferry.site.opened import OpenSite
+from nightferry.site.whose import known_mark
+
+_LOOKED_AT = 16
+"""Copies of the catalog's that are looked for before an unmarked place counts as nobody's."""
+
+
+def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -> None:
+    """Whether a destination is this site's; asked once of each, while it is open.
+
+    Args:
+        opened: The site.
+        destination: The destination's name.
+        marking: Marks it where it bears no marker: its first use. Else nothing is written.
+
+    Raises:
+        OtherSite: catalog or destination are another site's, or nothing says whose the images there are.
+        DestinationError: it cannot be looked at.
+    """
+    mark = known_mark(opened.catalog, opened.site.site.name)
+    if destination in opened.proved:
+        return
+    target = opened.destination(destination)
+    if not isinstance(target, Marked):
+        return
+    try:
+        text = target.marker()
+    except NotVisible:
+        # A key that may only write cannot look: it sets the marker where there is none.
+        if marking:
+            target.put_marker(render_marker(opened.mark()))
+            opened.proved.add(destination)
+        return
+    if text is None:
+        _require_known(opened, target, mark or nobody())
+        if not marking:
+            return
+        mark = opened.mark()
+        target.put_marker(render_marker(mark))
+        text = target.marker() or b""
+    require_marker(destination, text, mark, opened.site.site.name)
+    opened.proved.add(destination)
+
+
+def require_marker(destination: str, text: bytes, mark: SiteMark | None, site: str) -> SiteMark:
+    """The marker of a destination, when it is this site's.
+
+    Args:
+        destination: Its name.
+        text: What the marker says.
+        mark: This site's; None: its catalog is new.
+        site: What the site file calls it.
+
+    Raises:
+        OtherSite: it is not.
+    """
+    there = parse_marker(text)
+    if there is None:
+        raise OtherSite(
+            f"destination {destination}: {MARKER} does not say whose it is",
+            hint=f"put {MARKER} back, or, where all that lies there is this site's, remove it: it is written again",
+            subject=destination,
+        )
+    if mark is not None and there.id == mark.id:
+        return there
+    raise OtherSite(
+        f"destination {destination} is of {there}, not of {mark or f'site {site} with its new catalog'}",
+        hint=f"if it is this very site whose catalog was lost: `nightferry catalog rebuild --copy {destination}`; "
+        "else give each site a url of its own",
+        subject=destination,
+    )
+
+
+def _require_known(opened: OpenSite, target: Marked, mark: SiteMark) -> None:
+    """A place without a marker is empty, or holds a copy that the catalog knows.
+
+    Raises:
+        OtherSite: neither.
+    """
+    if next(target.images(), None) is None:
+        return
+    known = [c for c in opened.catalog.all(CopyRecord) if c.destination == target.name and c.state in THERE]
+    if any(target.has_copy(copy.location, copy.digest, mark) for copy in known[: -_LOOKED_AT - 1 : -1]):
+        return
+    raise OtherSite(
+        f"destination {target.name} holds images of which this catalog of site {opened.site.site.name} knows none, and "
+        f"has no {MARKER} that says whose they are",
+        hint=f"`nightferry catalog rebuild --copy {target.name}` takes them in; else give the site a url of its own",
+        subject=target.name,
+    )

@@ -1,0 +1,84 @@
+"""Stamps against the log: times that a wrong clock wrote are found, and an operator says which clock was wrong.
+
+The log's order is the truth; a stamp is what some node's clock said. While a run or an image is stamped later than now,
+one of the two clocks is wrong: no night begins and nothing expires until the clock is set, or somebody says that it is
+right and the stamps are not.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from nightferry.errors import ClockAhead, ConfigError
+from nightferry.model.records import ApprovalRecord, ClockRecord, ImageRecord, RunRecord, SealRecord
+from nightferry.site.opened import OpenSite, operator
+from nightferry.units import format_duration
+
+CLOCKS_APART = timedelta(minutes=5)
+"""How far the clocks of two nodes may differ; no window is found wrongly below it."""
+
+
+def future_runs(opened: OpenSite, now: datetime | None = None) -> dict[str, datetime]:
+    """Run → its latest stamp, of the runs stamped later than now that nobody has declared wrong yet."""
+    limit = (now or opened.clock.now()) + CLOCKS_APART
+    wrong = wrong_runs(opened)
+    found: dict[str, datetime] = {}
+
+    def note(run: str, stamp: datetime) -> None:
+        if stamp > limit and run not in wrong:
+            found[run] = max(stamp, found.get(run, stamp))
+
+    for run in opened.catalog.all(RunRecord):
+        note(run.run, run.started)
+        if run.ended is not None:
+            note(run.run, run.ended)
+    for seal in opened.catalog.all(SealRecord):
+        note(seal.run, seal.at)
+    for approval in opened.catalog.all(ApprovalRecord):
+        note(approval.run, approval.at)
+    for image in opened.catalog.all(ImageRecord):
+        note(image.run, image.ended)
+    return found
+
+
+def wrong_runs(opened: OpenSite) -> set[str]:
+    """Runs whose stamps an operator declared wrong."""
+    return {run for record in opened.catalog.all(ClockRecord) for run in record.wrong}
+
+
+def require_plausible_clock(opened: OpenSite, what: str, now: datetime | None = None) -> None:
+    """Raises:
+    ClockAhead: a run is stamped later than now; ``what`` is not done.
+    """
+    found = future_runs(opened, now)
+    if found:
+        raise ClockAhead(f"{what}: {describe(opened, found, now)}", subject=max(found, key=found.__getitem__))
+
+
+def describe(opened: OpenSite, found: dict[str, datetime], now: datetime | None = None) -> str:
+    """Names the run with the latest of the stamps in the future."""
+    run = max(found, key=found.__getitem__)
+    ahead = found[run] - (now or opened.clock.now())
+    stamp = found[run].astimezone(opened.site.tz)
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"run {run} is stamped {stamp:%Y-%m-%d %H:%M}, {format_duration(ahead.total_seconds())} from now{more}: "
+        "this clock is behind, or that one was ahead"
+    )
+
+
+def accept_clock(opened: OpenSite, reason: str) -> ClockRecord | None:
+    """Records an operator's word that this clock is right, and that later stamps are wrong; None when there are none.
+
+    Raises:
+        ConfigError: no reason.
+    """
+    if not reason.strip():
+        raise ConfigError("--clock-is-right needs a reason", hint="say how you know that this clock is right")
+    opened.catalog.refresh()
+    found = future_runs(opened)
+    if not found:
+        return None
+    record = ClockRecord(wrong=tuple(sorted(found)), reason=reason, who=operator(), at=opened.clock.now())
+    opened.catalog.append(record)
+    return record

@@ -1,0 +1,222 @@
+"""Whether a BACK disk is still ours, asked again and again while somebody works on it.
+
+A token of another epoch, another file system in the disk's place, a cluster that lost its quorum or runs the
+group elsewhere: each ends what works on the disk at its next chunk, and nothing of it is touched any more. The disk is
+looked at on time also while the cluster's answer takes long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nightferry.cluster.base import SILENT_S
+from nightferry.cluster.disk import OwnerToken
+from nightferry.cluster.mount import mount_of
+from nightferry.errors import Cancelled, ClusterError, GroupStopping, NotOwner
+from nightferry.progress import Cancel
+from nightferry.site.opened import OpenSite
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Looks after one BACK disk for everybody in this process who works on it.
+
+    Args:
+        opened: The site.
+        back_group: Whose disk.
+        token: The owner token that the work began with.
+        every_s: Seconds between two looks.
+
+    Raises:
+        NotOwner: the disk is not the token's holder's even now.
+    """
+
+    def __init__(self, opened: OpenSite, back_group: str, token: OwnerToken, every_s: float) -> None:
+        self.token = token
+        self.users = 0
+        self._opened = opened
+        self._back_group = back_group
+        self._path = Path(opened.site.back_group(back_group).path)
+        self._mount = mount_of(self._path)
+        self._every_s = every_s
+        self._answered = time.monotonic()
+        self._silence = "it is still being asked"
+        self._lost: ClusterError | None = None
+        self._to_stop: list[Cancel] = []
+        self._end = threading.Event()
+        # A stop of the work does not end the question: until its last chunk the disk must be known to be ours.
+        self._asking = Cancel()
+        # Asked again and again here, so that another group's silence does not keep back the answer about this one.
+        self._cluster = opened.open_cluster(self._asking, silent_s=0)
+        self.confirm()
+
+    def begin(self) -> None:
+        for name, look in (("disk", self.look), ("cluster", self.ask)):
+            threading.Thread(
+                target=self._repeat, args=(look,), daemon=True, name=f"{name} of {self._back_group}"
+            ).start()
+
+    def end(self) -> None:
+        self._end.set()
+        self._asking.set("the work has ended")
+
+    @contextmanager
+    def stopping(self, cancel: Cancel) -> Iterator[None]:
+        """While the block runs, ``cancel`` is set when the disk is lost."""
+        self._to_stop.append(cancel)
+        if self._lost is not None:
+            cancel.set(self._lost.message)
+        try:
+            yield
+        finally:
+            self._to_stop.remove(cancel)
+
+    def require(self) -> None:
+        """Costs nothing: tells what the last look found.
+
+        Raises:
+            NotOwner: the disk is not ours any more.
+            GroupStopping: the cluster takes it away.
+        """
+        if self._lost is not None:
+            raise self._lost
+
+    def confirm(self) -> None:
+        """Looks at the disk now, before something that cannot be taken back.
+
+        Raises:
+            NotOwner: the disk is not ours any more.
+            GroupStopping: the cluster takes it away.
+        """
+        self.require()
+        try:
+            here = mount_of(self._path)
+            if here != self._mount:
+                raise ClusterError(f"{here} is where {self._mount} was")
+            self._opened.disk(self._back_group).confirm(self.token)
+        except GroupStopping as error:
+            self._lose(error)
+        except ClusterError as error:
+            self._lose(self._not_ours(error.message))
+        self.require()
+
+    def look(self) -> None:
+        """Looks at the disk, and at how long the cluster has said nothing.
+
+        Raises:
+            NotOwner: the disk is not ours any more, or nobody knows.
+            GroupStopping: the cluster takes it away.
+        """
+        self.confirm()
+        silent_s = time.monotonic() - self._answered
+        if silent_s >= SILENT_S:
+            self._lose(self._not_ours(f"the cluster gave no answer for {silent_s:.0f} s: {self._silence}"))
+        self.require()
+
+    def ask(self) -> None:
+        """Asks the cluster.
+
+        Raises:
+            NotOwner: it lost its quorum, or runs the group elsewhere.
+        """
+        try:
+            view = self._cluster.view()
+        except ClusterError as error:
+            self._silence = error.message
+            log.warning("the cluster does not say who owns %s: %s", self._back_group, error.message)
+            return
+        self._answered = time.monotonic()
+        group = view.group(self._back_group)
+        if not view.quorate:
+            self._lose(self._not_ours("the cluster lost its quorum"))
+        elif group is not None and group.state == "started" and group.owner != self.token.node:
+            self._lose(self._not_ours(f"the cluster runs it on {group.owner}"))
+        self.require()
+
+    def _repeat(self, look: Callable[[], None]) -> None:
+        while not self._end.wait(self._every_s):
+            try:
+                look()
+            except (NotOwner, GroupStopping) as error:
+                log.error("%s", error)
+                return
+            except Cancelled:
+                return  # the work has ended meanwhile
+            except Exception as error:
+                self._lose(self._not_ours(f"{type(error).__name__}: {error}"))
+                log.exception("the disk of %s cannot be watched", self._back_group)
+                return
+
+    def _not_ours(self, why: str) -> NotOwner:
+        return NotOwner(
+            f"the disk of {self._back_group} is not {self.token.node}'s any more: {why}",
+            subject=self._back_group,
+        )
+
+    def _lose(self, error: ClusterError) -> None:
+        self._lost = self._lost or error
+        for cancel in list(self._to_stop):
+            cancel.set(error.message)
+
+
+@contextmanager
+def watched(
+    opened: OpenSite, back_group: str, cancel: Cancel, token: OwnerToken | None = None
+) -> Iterator[Cancel]:
+    """Watches a BACK disk while the block works on it; gives what the block must look at to know when to stop.
+
+    Blocks inside one another and beside one another share one watch, which goes by the token that the first
+    began with.
+
+    Args:
+        opened: The site.
+        back_group: Whose disk.
+        cancel: The caller's own.
+        token: Whose disk it must be; the present owner's when None.
+
+    Raises:
+        NotOwner: the disk is nobody's, or not the token's holder's, before the block or while it ran.
+        GroupStopping: the cluster takes the disk away.
+    """
+    with opened.watch_lock:
+        watch = opened.watches.get(back_group)
+        if watch is None or (token is not None and watch.token != token):
+            present = token or opened.disk(back_group).owner()
+            if present is None:
+                raise NotOwner(f"the disk of {back_group} is nobody's", subject=back_group)
+            watch = Watch(opened, back_group, present, opened.recheck_s)
+            watch.begin()
+            opened.watches[back_group] = watch
+        watch.users += 1
+    try:
+        with cancel.narrower() as part, watch.stopping(part):
+            try:
+                yield part
+            except Cancelled:
+                if not cancel.is_set():
+                    watch.require()
+                raise
+    finally:
+        with opened.watch_lock:
+            watch.users -= 1
+            if watch.users == 0:
+                watch.end()
+                if opened.watches.get(back_group) is watch:
+                    del opened.watches[back_group]
+
+
+def confirm(opened: OpenSite, back_group: str) -> None:
+    """Looks at a watched disk now, before something that cannot be taken back.
+
+    Raises:
+        NotOwner: it is not ours any more.
+    """
+    watch = opened.watches.get(back_group)
+    if watch is not None:
+        watch.confirm()
