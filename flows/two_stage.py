@@ -22,9 +22,9 @@ from nightferry.night.gate import look, require_newest
 from nightferry.night.move import settle, wait_for_service
 from nightferry.night.report import night_result
 from nightferry.night.run import begin_run, end_run, lock_key, run_lock, set_state
-from nightferry.night.stage import lost_images
 from nightferry.site.opened import OpenSite
 from nightferry.site.stamps import accept_clock, require_plausible_clock
+from nightferry.staging.kept import lost_images
 from nightferry.staging.owed import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success

@@ -18,8 +18,8 @@ from nightferry.image.reader import ImageReader
 from nightferry.model.records import ImageRecord, Outcomes
 from nightferry.model.site import Site
 from nightferry.model.stores import Tolerate
-from nightferry.night.stage import judge
 from nightferry.progress import Cancel
+from nightferry.staging.adoption import state_of
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.digest import digest_of, image_digest, table_bytes
 from nightferry.transfer.spool import Content, whole
@@ -108,7 +108,7 @@ def _made_again(destination: Destination, odd: Odd, index: Content, chunks: byte
         store=header.store,
         source_kind=header.source_kind,
         level=header.level,
-        state=judge(counted, group.tolerate if group is not None else Tolerate()),
+        state=state_of(counted, group.tolerate if group is not None else Tolerate()),
         size_bytes=size_bytes,
         payload_bytes=payload_bytes,
         files=files,

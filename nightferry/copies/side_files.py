@@ -12,10 +12,10 @@ from nightferry.errors import CatalogError, ConfigError, CopyMissing, Nightferry
 from nightferry.image.guard import require_proved
 from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import ImageRecord
-from nightferry.night.stage import read_index
 from nightferry.plan.restore_order import STAGING, choose_copies
 from nightferry.progress import Cancel
 from nightferry.site.opened import OpenSite
+from nightferry.staging.adoption import read_index
 from nightferry.transfer.digest import image_digest, table_bytes
 from nightferry.transfer.spool import Content, whole
 

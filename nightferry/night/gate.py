@@ -18,9 +18,10 @@ from nightferry.errors import ClusterError, ConfigError, GateClosed
 from nightferry.model.claim_records import OwnerRecord
 from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, SealedStore, SealRecord
 from nightferry.night.run import due_stores, set_state
-from nightferry.night.stage import is_safe, require_owner
+from nightferry.night.stage import require_owner
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import require_plausible_clock
+from nightferry.staging.kept import is_kept
 from nightferry.units import counted
 
 GateState = Literal["open", "held", "closed"]
@@ -75,7 +76,7 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
     for group, store in due_stores(run):
         image = next(iter(opened.catalog.images(group, store, run=run.run)), None)
         failure = failures.get((group, store))
-        if image is not None and is_safe(opened, image):
+        if image is not None and is_kept(opened, image):
             lines.append(_line(image))
         else:
             reason = failure.error if failure else "not staged yet"

@@ -16,8 +16,8 @@ from nightferry.model.records import OUTLIVED, AwayRecord, CopyRecord, FailureRe
 from nightferry.model.text import safe_markdown
 from nightferry.night.gate import GateView, look_past
 from nightferry.night.run import due_stores
-from nightferry.night.stage import lost_images
 from nightferry.site.opened import OpenSite
+from nightferry.staging.kept import lost_images
 from nightferry.staging.owed import is_lost, owed, policy_of
 from nightferry.units import format_duration, format_size
 

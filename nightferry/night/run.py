@@ -13,11 +13,11 @@ from nightferry.catalog.locks import RunLock
 from nightferry.copies.accept import settle_accepted
 from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
-from nightferry.night.stage import is_safe
 from nightferry.plan.window import night_start, run_name, window_of, window_start
 from nightferry.progress import Cancel, Progress
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import CLOCKS_APART, accept_clock, require_plausible_clock, wrong_runs
+from nightferry.staging.kept import is_kept
 from nightferry.staging.leftovers import clear_killed, clear_leftovers, forget_expired
 
 log = logging.getLogger(__name__)
@@ -347,7 +347,7 @@ def _finished(opened: OpenSite, runs: Sequence[RunRecord]) -> set[tuple[str, str
             found.update(due_stores(run))
             continue
         images = opened.catalog.images(run=run.run)
-        found.update((i.group, i.store) for i in images if opened.catalog.is_whole(i) and is_safe(opened, i))
+        found.update((i.group, i.store) for i in images if opened.catalog.is_whole(i) and is_kept(opened, i))
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from contextlib import closing
 from pathlib import Path
 
@@ -19,33 +18,28 @@ from nightferry.cluster.disk import OwnerToken
 from nightferry.copies.origin import new_line, origin_of, suspicion
 from nightferry.errors import (
     Cancelled,
-    ClusterError,
     ConfigError,
-    IntegrityError,
     NightferryError,
     NotOwner,
     StagingFull,
 )
 from nightferry.image.format import ImageHeader
-from nightferry.image.reader import ImageReader
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.model.names import image_name
-from nightferry.model.records import FailureRecord, ImageRecord, ImageState, Outcomes, RunRecord
-from nightferry.model.stores import StoreRef, Tolerate
+from nightferry.model.records import FailureRecord, ImageRecord, RunRecord
+from nightferry.model.stores import StoreRef
 from nightferry.night.sources import open_source
 from nightferry.progress import Cancel, Progress
 from nightferry.site.opened import OpenSite
 from nightferry.source.base import Estimate
+from nightferry.staging.adoption import adopt, prove_chunks, record_image, state_of
+from nightferry.staging.kept import is_kept, may_come_whole
 from nightferry.staging.ownership import confirm, watched
-from nightferry.staging.room import WHOLE, free_room, free_staging
-from nightferry.staging.run_log import log_image
+from nightferry.staging.room import free_room, free_staging
 from nightferry.staging.staged_files import StagedFiles
-from nightferry.transfer.base import CHUNK_BYTES
-from nightferry.transfer.digest import check_chunk, image_digest, table_bytes
 from nightferry.transfer.direct import DirectWriter
 from nightferry.transfer.files import NO_SPACE
 from nightferry.transfer.meter import Meter, to_json_lines
-from nightferry.transfer.spool import Content, spooled
 from nightferry.units import format_size
 
 log = logging.getLogger(__name__)
@@ -94,7 +88,7 @@ def _stage(
     image = image_name(run.run, group, store, run.level)
     known = opened.catalog.latest(ImageRecord, image)
     again = known is not None and may_come_whole(opened, known)
-    if known is not None and not again and is_safe(opened, known):
+    if known is not None and not again and is_kept(opened, known):
         progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
         return known
     target = StagedFiles(Path(opened.site.back_group(run.back_group).path), image)
@@ -104,9 +98,9 @@ def _stage(
         if adopted is not None:
             return adopted
     record, summary = _write(opened, run, definition, target, progress=progress, cancel=cancel)
-    read_back(target, summary.chunks, opened.site.staging.verify_share, cancel=cancel)
+    prove_chunks(target, summary.chunks, opened.site.staging.verify_share, cancel=cancel)
     confirm(opened, run.back_group)
-    _record(opened, record, summary.index, summary.chunks)
+    record_image(opened, record, summary.index, summary.chunks)
     return record
 
 
@@ -138,41 +132,6 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
             operation="stage",
         )
     return token
-
-
-def may_come_whole(opened: OpenSite, image: ImageRecord) -> bool:
-    """Whether another try is worth it: the image is not whole, nobody accepted that, and it has no copy yet."""
-    return (
-        image.state != "whole"
-        and not opened.catalog.all_copies(image.image)
-        and not opened.catalog.accepted(image)
-    )
-
-
-def is_safe(opened: OpenSite, image: ImageRecord) -> bool:
-    """Whether a recorded image need not be made again: it lies on staging, or a sound copy of it exists.
-
-    An image that has a copy keeps its name for good: made again it would be another one, and its copies
-    wrong.
-    """
-    return is_there(opened, image) or any(
-        copy.state in ("whole", "verified") for copy in opened.catalog.copies(image.image)
-    )
-
-
-def lost_images(opened: OpenSite, run: RunRecord) -> list[ImageRecord]:
-    """Images of the run that must be made again: lost or found damaged on staging, and without a copy."""
-    return [image for image in opened.catalog.images(run=run.run) if not is_safe(opened, image)]
-
-
-def is_there(opened: OpenSite, image: ImageRecord) -> bool:
-    """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
-    if opened.catalog.freed(image.image):
-        return True
-    if not opened.is_staged(image):
-        return False
-    files = opened.staged(image)
-    return files.size_bytes() == image.size_bytes and files.size_bytes(".chunks") is not None
 
 
 def _write(
@@ -266,7 +225,7 @@ def _write_image(
     ended = opened.clock.now()
     used = os.times()
     seconds = max((ended - started).total_seconds(), 1e-6)
-    state = judge(summary.outcomes, definition.tolerate)
+    state = state_of(summary.outcomes, definition.tolerate)
     begins = new_line(opened, definition, header.image)
     record = ImageRecord(
         image=header.image,
@@ -368,95 +327,6 @@ def _reserve(
             )
         finally:
             os.close(fd)
-
-
-def judge(outcomes: Outcomes, tolerate: Tolerate) -> ImageState:
-    """Whole, or partial when more files came out badly than the storage group tolerates, or a directory was not listed:
-    how much is missing is not known then, so no bound can allow it."""
-    exceeded = tolerate.exceeded(
-        vanished=outcomes.vanished, changed=outcomes.changed, unreadable=outcomes.unreadable
-    )
-    return "partial" if exceeded or outcomes.unlisted else "whole"
-
-
-def read_back(files: StagedFiles, chunks: bytes, share: float, *, cancel: Cancel) -> None:
-    """Reads staged chunks again, past the page cache, and compares them with the chunk table.
-
-    Args:
-        files: The staged image.
-        chunks: Its chunk table.
-        share: How much of it, 0 to 1; a sample always holds the first and the last chunk.
-        cancel: Seen at every chunk.
-
-    Raises:
-        IntegrityError: the disk gave back something else than was written.
-    """
-    if share == 0:
-        return
-    count = len(chunks) // 8
-    numbers = set(range(count))
-    if share < 1:
-        wanted = max(2, round(count * share))
-        numbers = {0, count - 1} | set(random.sample(range(count), min(wanted, count)))
-    with files.reader() as reader:
-        for number in sorted(numbers):
-            cancel.check()
-            offset = number * CHUNK_BYTES
-            length = min(CHUNK_BYTES, reader.size_bytes - offset)
-            for data in reader.stream(offset, length):
-                check_chunk(chunks, number, data)
-
-
-def read_index(files: StagedFiles, chunks: bytes) -> Content:
-    """The index out of an image file, checked against the chunk table.
-
-    Raises:
-        IntegrityError: the image is cut off or damaged.
-    """
-    with files.reader() as reader:
-        image = ImageReader(reader, chunks)
-        return spooled(image.reader.stream(image.end.index_offset, image.end.index_bytes))
-
-
-def adopt(opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Cancel) -> ImageRecord | None:
-    """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
-    fails.
-
-    Raises:
-        ClusterError: the disk cannot be read now; the image stays.
-        Cancelled: stopped at a chunk; the image stays, and is looked at again.
-    """
-    try:
-        record = target.record()
-        chunks = target.read(".chunks", table_bytes(record.size_bytes))
-        read_back(target, chunks, 1.0, cancel=cancel)
-        index = read_index(target, chunks)
-        if image_digest(chunks, index) != record.digest:
-            raise IntegrityError(
-                f"{target.image} is not the image its side files describe", subject=record.image
-            )
-    except Cancelled:
-        raise
-    except (FileNotFoundError, ValueError, NightferryError) as error:
-        progress.say(f"an interrupted image is staged again: {error}", subject=target.image)
-        target.remove(*WHOLE)
-        return None
-    except OSError as error:
-        raise ClusterError(
-            f"cannot read the interrupted image {target.tar}: {error.strerror}",
-            hint="look at the disk and the kernel's log, then run again",
-            subject=target.image,
-        ) from error
-    progress.say(f"{record.group}/{record.store} was staged before the interruption", subject=target.image)
-    _record(opened, record, index, chunks)
-    return record
-
-
-def _record(opened: OpenSite, record: ImageRecord, index: Content, chunks: bytes) -> None:
-    opened.catalog.keep_index(record.image, index, chunks)
-    log_image(opened, record, index)
-    opened.catalog.append(record)
-    log.info("staged %s: %s, %s", record.image, format_size(record.size_bytes), record.state)
 
 
 def record_failure(

@@ -15,9 +15,10 @@ from pathlib import Path
 from nightferry.cluster.disk import disk_errors
 from nightferry.model.names import image_name
 from nightferry.model.records import ImageRecord
-from nightferry.night.stage import adopt, is_safe
 from nightferry.progress import QUIET, Cancel
 from nightferry.site.opened import OpenSite
+from nightferry.staging.adoption import adopt
+from nightferry.staging.kept import is_kept
 from nightferry.staging.room import remove_staged
 from nightferry.staging.staged_files import Ending, StagedFiles, staged_names
 from nightferry.transfer.regular import open_regular
@@ -105,7 +106,7 @@ def _is_outdated(opened: OpenSite, image: ImageRecord) -> bool:
     return any(
         opened.catalog.is_whole(other)
         and opened.catalog.place_in_log(other.image) >= place
-        and is_safe(opened, other)
+        and is_kept(opened, other)
         for other in opened.catalog.images(image.group, image.store)
     )
 

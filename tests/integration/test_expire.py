@@ -21,7 +21,7 @@ from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
 from nightferry.retention import expire, hold
 from nightferry.site.opened import OpenSite
-from nightferry.staging import owed
+from nightferry.staging import adoption, owed
 from tests.support import brought, night
 from tests.support.command_site import Command
 from tests.support.night import nights
@@ -444,12 +444,12 @@ def test_a_partial_image_that_nobody_approved_leaves_staging_when_it_is_outlived
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, keep: str, stays: bool
 ) -> None:
     site, clock = make_site(more=f'[retention]\nat_most = "90 %"\n{keep}\n', copies=("folder",)), HandClock()
-    judge = stage.judge
+    judge = adoption.state_of
     with site.open(clock) as opened:
-        monkeypatch.setattr(stage, "judge", lambda *_: "partial")
+        monkeypatch.setattr(stage, "state_of", lambda *_: "partial")
         record = night.stage_one(opened, BACK_GROUP)
         assert gate.look(opened, record).state == "held"
-        monkeypatch.setattr(stage, "judge", judge)
+        monkeypatch.setattr(stage, "state_of", judge)
         clock.advance(DAY)
         nights(opened, clock, 1)
         tar = opened.staged_path(opened.catalog.image(image(10)))

@@ -23,7 +23,7 @@ from nightferry.model.records import ImageRecord, RunRecord
 from nightferry.night import gate, move, run, stage
 from nightferry.progress import QUIET, Cancel, Quiet
 from nightferry.site.opened import OpenSite
-from nightferry.staging import leftovers, ownership
+from nightferry.staging import adoption, leftovers, ownership
 from tests.conftest import needs
 from tests.support import night
 from tests.support.disks import ext4, make_ext4, mount
@@ -217,13 +217,13 @@ def test_an_image_staged_as_the_disk_goes_is_not_recorded(
 ) -> None:
     with site.open() as opened:
         record = begin(opened)
-        read_back = stage.read_back
+        read_back = adoption.prove_chunks
 
         def then_stolen(*arguments: Any, **options: Any) -> None:
             read_back(*arguments, **options)
             token_of_a_higher_epoch(site, opened, monkeypatch)
 
-        monkeypatch.setattr(stage, "read_back", then_stolen)
+        monkeypatch.setattr(stage, "prove_chunks", then_stolen)
         with pytest.raises(NotOwner):
             stage.stage_store(opened, record, "SG1", "a", progress=QUIET, cancel=Cancel())
         assert opened.catalog.all(ImageRecord) == []
@@ -277,19 +277,19 @@ def test_an_adoption_that_is_stopped_keeps_the_image_and_a_later_one_records_it(
             raise KeyboardInterrupt
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage, "_record", killed)
+            patch.setattr(stage, "record_image", killed)
             with pytest.raises(KeyboardInterrupt):
                 stage.stage_store(opened, record, "SG1", "a", progress=QUIET, cancel=Cancel())
         (tar,) = site.disk.glob("SG1/a/*.tar")
         cancel = Cancel()
-        check = stage.check_chunk
+        check = adoption.check_chunk
 
         def stopped(*arguments: Any) -> None:
             check(*arguments)
             cancel.set("an operator")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage, "check_chunk", stopped)
+            patch.setattr(adoption, "check_chunk", stopped)
             with pytest.raises(Cancelled):
                 leftovers.clear_leftovers(opened, BACK_GROUP, cancel=cancel)
         assert tar.exists()

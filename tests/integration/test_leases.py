@@ -122,7 +122,7 @@ def crashed(opened: OpenSite) -> str:
             raise Killed
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage, "_record", killed)
+            patch.setattr(stage, "record_image", killed)
             with pytest.raises(Killed):
                 stage.stage_store(opened, record, "SG1", "a", progress=QUIET, cancel=Cancel())
     (opened.scratch_folder(BACK_GROUP) / "some.tar").write_bytes(b"x")

@@ -33,6 +33,7 @@ from nightferry.night import gate, move, stage
 from nightferry.progress import Quiet
 from nightferry.site.opened import OpenSite
 from nightferry.site.register import CatalogConstraints
+from nightferry.staging import adoption
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, PacemakerServer
 from tests.support import night, toml
 from tests.support.outside import compare_tree
@@ -188,8 +189,8 @@ HOOKS = {
     "constraint released": (CrmTools, "take_back"),
     "release recorded": (CatalogConstraints, "take_back"),
     "image written": (stage, "_write_image"),
-    "image recorded": (stage, "_record"),
-    "chunk checked": (stage, "check_chunk"),
+    "image recorded": (stage, "record_image"),
+    "chunk checked": (adoption, "check_chunk"),
     "sealed": (gate, "write_seal"),
     "copy written": (stream, "_put"),
 }

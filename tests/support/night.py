@@ -12,7 +12,7 @@ from nightferry.night import gate, move, run, stage
 from nightferry.night.report import night_result
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.site.opened import OpenSite
-from nightferry.staging import owed, room
+from nightferry.staging import kept, owed, room
 from tests.support.small_site import BACK_GROUP, HandClock
 
 
@@ -31,7 +31,7 @@ def stage_one(
         lock.name_run(record.run)
         if begun.finished:
             return record
-        if gate.look(opened, record).state == "open" and not stage.lost_images(opened, record):
+        if gate.look(opened, record).state == "open" and not kept.lost_images(opened, record):
             return record
         record = run.set_state(opened, record, node=opened.active_node(back_group))
         move.to_active(opened, record, progress=progress, cancel=cancel)

@@ -16,10 +16,10 @@ from nightferry.image.flags import letters
 from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.model.stores import Tolerate
-from nightferry.night.stage import judge
 from nightferry.progress import QUIET, Cancel
 from nightferry.source import files, levels
 from nightferry.source.files import FilesSource
+from nightferry.staging.adoption import state_of
 from nightferry.transfer.direct import DirectWriter
 from tests.imaging import content, gnu_extract, gnu_tar, open_image, output, write_image, write_source
 from tests.support.disks import ext4, small_disk
@@ -229,7 +229,7 @@ class TestGoneAndUnreadable:
         assert rows[b"z"].outcome == "whole"
         assert summary.outcomes.unlisted == 1
         anything = Tolerate(vanished="any", changed="any", unreadable="any")
-        assert judge(summary.outcomes, anything) == "partial"
+        assert state_of(summary.outcomes, anything) == "partial"
 
     def test_a_name_that_is_listed_and_not_found_has_not_vanished(
         self, mounted: Mounted, tmp_path: Path
