@@ -26,6 +26,7 @@ from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
 from nightferry.site.opened import OpenSite
 from nightferry.staging import owed
+from nightferry.staging.images import staged_path
 from nightferry.units import MIB
 from tests.servers.proxy import Ask, Proxy, proxied
 from tests.servers.seaweed import KEYS, Seaweed, serving, weed_program
@@ -194,7 +195,7 @@ def main() -> int:
         bench = Bench(root, wanted)
         with OpenSite(load_site(write_site(root, server))) as here:
             night(here)
-            staged = here.staged_path(restore.find_image(here, "SG1", "store"))
+            staged = staged_path(here, restore.find_image(here, "SG1", "store"))
             for _ in range(options.rounds):
                 for place in ("staging", "folder"):
                     bench.ours(here, place)

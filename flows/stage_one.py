@@ -17,10 +17,11 @@ from nightferry.model.records import RunRecord
 from nightferry.night.gate import approve, look
 from nightferry.night.hooks import hooked
 from nightferry.night.report import night_result
-from nightferry.night.run import due_stores, run_lock, set_state
+from nightferry.night.run import HeldLocks, due_stores, run_lock, set_state
 from nightferry.night.stage import require_owner
 from nightferry.plan.batches import batches
 from nightferry.plan.window import start_delays
+from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
 from nightferry.staging.kept import lost_images
 from nightferry.staging.ownership import watched
@@ -61,14 +62,14 @@ def stage_one(
         here = opened(site)
         here.catalog.refresh()
         record = here.catalog.run(run)
-        if back_group not in here.held and lock is None:
+        if back_group not in here.part(HeldLocks) and lock is None:
             raise ConfigError(
                 f"stage one of {run} runs only inside its night",
                 hint="start two-stage-backup with stage = one",
             )
         with run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL, under=lock):
             failed: Sequence[str] = ()
-            lost = here.sees(back_group) and lost_images(here, record)
+            lost = has_disk(here, back_group) and lost_images(here, record)
             if look(here, record).state != "open" or lost:
                 to_active(site, run, back_group)
                 record = set_state(here, record, state="staging")

@@ -21,7 +21,8 @@ from nightferry.model.records import RunRecord
 from nightferry.night.gate import look, require_newest
 from nightferry.night.move import settle, wait_for_service
 from nightferry.night.report import night_result
-from nightferry.night.run import begin_run, end_run, lock_key, run_lock, set_state
+from nightferry.night.run import begin_run, drain_requested, end_run, lock_key, run_lock, set_state
+from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
 from nightferry.site.stamps import accept_clock, require_plausible_clock
 from nightferry.staging.kept import lost_images
@@ -196,7 +197,7 @@ def night(
         require_success(streamed)
     settle(here, back_group, progress=PrefectProgress())
     result = night_result(here, here.catalog.run(run.run))
-    if here.drain_requested(back_group):
+    if drain_requested(here, back_group):
         set_state(here, result.run, state="drained", result="partial")
     elif not result.missing_copies:
         end_run(here, result.run, result.run_result)
@@ -207,7 +208,7 @@ def _owes_stage_one(here: OpenSite, run: RunRecord) -> bool:
     """Whether there is something to stage. Of a disk that was handed over only its node can say what it lost."""
     if look(here, run).state != "open":
         return True
-    if here.sees(run.back_group):
+    if has_disk(here, run.back_group):
         return bool(lost_images(here, run))
     return here.cluster.where(run.back_group) == run.node
 

@@ -8,7 +8,9 @@ from prefect.cache_policies import NO_CACHE
 from blocks.site import Site
 from nightferry.copies import delivery
 from nightferry.copies.verify import remake_copy
+from nightferry.night.run import drain_requested
 from nightferry.staging import room
+from nightferry.staging.images import back_group_of
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.retry import COPY_RETRIES, delays, retryable
 
@@ -26,7 +28,7 @@ def stream_image(site: Site, image: str, group: str, store: str, destination: st
     """One verified copy; returns its state. A drain request is honoured here, between two images."""
     here = opened(site)
     record = here.catalog.image(image)
-    if here.drain_requested(here.back_group_of(record)):
+    if drain_requested(here, back_group_of(here, record)):
         return "drained"
     copy = remake_copy(here, record, destination, progress=PrefectProgress(), cancel=CANCEL)
     return copy.state

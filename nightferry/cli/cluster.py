@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError, GateClosed
+from nightferry.site.nodes import has_disk
 
 if TYPE_CHECKING:
     from nightferry.cluster.base import ClusterView, GroupView
@@ -35,7 +36,7 @@ def view() -> int:
         disks: list[dict[str, Any]] = []
         for back_group in here.site.back_groups:
             try:
-                sees = here.sees(back_group.name)
+                sees = has_disk(here, back_group.name)
                 token = here.disk(back_group.name).owner() if sees else here.catalog.owner(back_group.name)
                 disks.append(
                     {
@@ -140,6 +141,7 @@ def move(
     from nightferry.night import move as ops
     from nightferry.night.run import run_lock
     from nightferry.plan.layout import Layout
+    from nightferry.site.nodes import placement
     from nightferry.site.opened import OpenSite
 
     session = current()
@@ -160,7 +162,7 @@ def move(
         if dry_run:
             plan = here.cluster.plan(name, to or ops.target_of(here, name))
             layout = Layout.of(here.site.nodes)
-            placed = ops.placement(here, here.cluster.view())
+            placed = placement(here, here.cluster.view())
             state = gate.look(here, run).state if run is not None else "closed"
             way = f"stays on {plan.target}" if plan.is_noop else f"{plan.source} → {plan.target}"
             session.out.result(

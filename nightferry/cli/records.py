@@ -8,6 +8,8 @@ from cyclopts import Parameter
 
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError
+from nightferry.site.nodes import require_store
+from nightferry.staging.images import is_staged, staged_path
 
 
 def runs(*, back_group: str | None = None) -> None:
@@ -75,7 +77,7 @@ def images(
         only_store = None
         here.catalog.refresh()
         if store is not None:
-            of_group, only_store = here.require_store(store)
+            of_group, only_store = require_store(here, store)
             if group not in (None, of_group):
                 raise ConfigError(
                     f"store {store} is not of {group}", hint="leave --group out", subject="--group"
@@ -143,7 +145,7 @@ def copies(image: str, /) -> None:
         here.catalog.refresh()
         record = here.catalog.image(image)
         found = here.catalog.copies(image)
-        path = here.staged_path(record) if here.is_staged(record) else None
+        path = staged_path(here, record) if is_staged(here, record) else None
         zone = here.site.tz
     documents = [
         {

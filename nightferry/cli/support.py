@@ -16,6 +16,7 @@ from typing import BinaryIO
 from nightferry import __version__
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError
+from nightferry.site.nodes import working_on
 
 PACKAGES = (
     "prefect",
@@ -60,7 +61,7 @@ def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:
         )
         entries["cluster.json"] = dump_json({"cluster": here.cluster.view()})
         # It may be asked for on a disk of the night's.
-        with here.working_on(at=to.absolute(), cancel=here.cancel):
+        with working_on(here, at=to.absolute(), cancel=here.cancel):
             _write(to, entries)
     document = {"bundle": to.resolve(), "entries": sorted(entries)}
     session.out.result(document, f"{to}: {', '.join(sorted(entries))}. Read it before you send it.")

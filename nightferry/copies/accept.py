@@ -58,12 +58,17 @@ def not_accepted(catalog: Catalog) -> NotAccepted | None:
     )
 
 
+class _Said:
+    is_said = False
+    """Whether it was said that the catalog is a rebuilt one."""
+
+
 def warn_unaccepted(opened: OpenSite) -> None:
     """Says, once for a process, where a rebuilt catalog came from that nobody accepted: what is restored by it is as
     whoever could write to that destination left it."""
     open_ones = [record for record in opened.catalog.all(RebuildRecord) if not record.accepted]
-    if open_ones and not opened.is_unaccepted_said:
-        opened.is_unaccepted_said = True
+    if open_ones and not opened.part(_Said).is_said:
+        opened.part(_Said).is_said = True
         newest = open_ones[-1]
         begun = f" ({newest.begun_from})" if newest.begun_from else ", without a copy of the catalog"
         opened.warn(

@@ -13,6 +13,7 @@ from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import CopyRecord
 from nightferry.plan.restore_order import stops
 from nightferry.site.opened import OpenSite, operator
+from nightferry.staging.images import seems_staged
 
 _NO_TAPE = 'media are the cartridges of tape libraries: destinations of kind = "tape" in the site file'
 
@@ -117,7 +118,7 @@ def losses(opened: OpenSite, copies: list[CopyRecord]) -> Iterator[Loss]:
     found = []
     for copy in copies:
         image = opened.catalog.image(copy.image)
-        left = ["staging"] if opened.keeps(image) else []
+        left = ["staging"] if seems_staged(opened, image) else []
         left += [
             c.destination
             for c in opened.catalog.copies(copy.image)

@@ -10,9 +10,12 @@ from nightferry.copies.side_files import proven_chunks
 from nightferry.errors import CopyMissing
 from nightferry.image.chunks import CheckedReader
 from nightferry.model.names import choose
-from nightferry.model.records import ImageRecord
-from nightferry.plan.restore_order import STAGING, Choice, choose_copies
+from nightferry.model.records import CartridgeRecord, ImageRecord
+from nightferry.plan.restore_order import STAGING, Choice, Speed, choose_copies
+from nightferry.site.destinations import speed_of
+from nightferry.site.nodes import require_disk
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import back_group_of, files_of, is_staged, seems_staged
 from nightferry.transfer.base import ByteReader
 
 
@@ -26,7 +29,7 @@ def places_of(
         CopyMissing: there is no readable copy.
         NotOwner: only staging has it, and that is on another node.
     """
-    staged = opened.is_staged(image)
+    staged = is_staged(opened, image)
     names = [d.name for d in opened.site.destinations]
     copies = [c for c in opened.catalog.copies(image.image) if c.destination in names]
     if only == STAGING:
@@ -38,12 +41,12 @@ def places_of(
         staged = False
     ordered = tuple(
         choose_copies(
-            image, copies, staged, opened.speeds(), wanted_bytes=wanted_bytes, offsite=opened.offsite()
+            image, copies, staged, speeds(opened), wanted_bytes=wanted_bytes, offsite=offsite(opened)
         )
     )
-    if not ordered and only in (None, STAGING) and opened.keeps(image):
-        back_group = opened.back_group_of(image)
-        opened.require_disk(back_group, f"reading {image.image} from the disk of {back_group}")
+    if not ordered and only in (None, STAGING) and seems_staged(opened, image):
+        back_group = back_group_of(opened, image)
+        require_disk(opened, back_group, f"reading {image.image} from the disk of {back_group}")
     if not ordered:
         raise nowhere(opened, image, only)
     return ordered
@@ -71,12 +74,26 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
     """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
     chunks = proven_chunks(opened, image)
     if place.copy is None:
-        back_group = opened.back_group_of(image)
+        back_group = back_group_of(opened, image)
         with (
             opened.leases(back_group).read(f"restore of {image.image}", warn=opened.warn),
-            opened.staged(image).reader() as reader,
+            files_of(opened, image).reader() as reader,
         ):
             yield CheckedReader(reader, chunks)
     else:
         with open_copy(opened, place.copy) as reader:
             yield CheckedReader(reader, chunks)
+
+
+def speeds(opened: OpenSite) -> dict[str, Speed]:
+    """What each destination can be expected to do, to choose where to restore from."""
+    return {d.name: speed_of(d) for d in opened.site.destinations}
+
+
+def offsite(opened: OpenSite) -> dict[str, set[str]]:
+    """Destination → barcodes of its cartridges that are in a vault."""
+    found: dict[str, set[str]] = {}
+    for record in opened.catalog.all(CartridgeRecord):
+        if record.state == "offsite":
+            found.setdefault(record.destination, set()).add(record.barcode)
+    return found

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nightferry.copies.places import offsite, speeds
 from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ConfigError, CopyMissing, NightferryError
 from nightferry.image.guard import require_proved
@@ -14,8 +15,10 @@ from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import ImageRecord
 from nightferry.plan.restore_order import STAGING, choose_copies
 from nightferry.progress import Cancel
+from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
 from nightferry.staging.adoption import read_index
+from nightferry.staging.images import back_group_of, files_of, is_staged
 from nightferry.transfer.digest import image_digest, table_bytes
 from nightferry.transfer.spool import Content, whole
 
@@ -115,9 +118,9 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
     """What each place says, the nearest first."""
     names = {d.name for d in opened.site.destinations}
     copies = [copy for copy in opened.catalog.copies(image.image) if copy.destination in names]
-    staged = opened.is_staged(image)
+    staged = is_staged(opened, image)
     for place in choose_copies(
-        image, copies, staged, opened.speeds(), wanted_bytes=0, offsite=opened.offsite()
+        image, copies, staged, speeds(opened), wanted_bytes=0, offsite=offsite(opened)
     ):
         try:
             if place.copy is None:
@@ -133,8 +136,8 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
 
 
 def _staged(opened: OpenSite, image: ImageRecord) -> SideFiles:
-    files = opened.staged(image)
-    with opened.working_on(back_group=opened.back_group_of(image), cancel=opened.cancel):
+    files = files_of(opened, image)
+    with working_on(opened, back_group=back_group_of(opened, image), cancel=opened.cancel):
         chunks = files.read(".chunks", table_bytes(image.size_bytes))
         return SideFiles(read_index(files, chunks), chunks)
 

@@ -32,7 +32,10 @@ from nightferry.errors import IntegrityError, MediumDamaged, NeedsRecall, Nightf
 from nightferry.model.records import AwayRecord, CopyRecord, ImageRecord
 from nightferry.progress import Cancel, Progress
 from nightferry.site.marker import require_ours
+from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
+from nightferry.site.throttles import throttle_of
+from nightferry.staging.images import back_group_of, files_of
 from nightferry.staging.owed import note_loss
 from nightferry.staging.ownership import confirm, watched
 from nightferry.staging.room import set_aside
@@ -59,9 +62,9 @@ def stream_image(
     copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
         return copy
-    back_group = opened.back_group_of(image)
+    back_group = back_group_of(opened, image)
     with (
-        opened.working_on(back_group=back_group, cancel=cancel) as narrower,
+        working_on(opened, back_group=back_group, cancel=cancel) as narrower,
         watched(opened, back_group, narrower) as owned,
     ):
         return _from_staging(opened, image, back_group, destination, progress=progress, cancel=owned)
@@ -78,13 +81,13 @@ def _from_staging(
 ) -> CopyRecord:
     try:
         order = opened.catalog.order_of(image.image)
-        outgoing = StagedOutgoing(image, opened.staged(image), order=order, cancel=cancel)
+        outgoing = StagedOutgoing(image, files_of(opened, image), order=order, cancel=cancel)
         return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     except StagedDamage as error:
         # What is read in the place of a disk that is gone says nothing of the image.
         confirm(opened, back_group)
         # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
-        set_aside(opened.staged(image))
+        set_aside(files_of(opened, image))
         note_loss(opened, image, error.message)
         log.warning("image %s is damaged on staging: set aside", image.image)
         raise
@@ -135,7 +138,7 @@ def make_copy(
     ``stream_image``."""
     prepared = encoded(opened, outgoing, destination)
     prepared = Described(opened, prepared, outgoing.record)
-    throttle = opened.throttle(destination)
+    throttle = throttle_of(opened, destination)
     if throttle is not None:
         prepared = PacedOutgoing(prepared, throttle, cancel)
     target = opened.destination(destination)

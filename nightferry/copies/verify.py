@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightferry.copies.passes import in_passes
-from nightferry.copies.places import open_place, places_of
+from nightferry.copies.places import offsite, open_place, places_of
 from nightferry.copies.read_back import mark_damaged, verify_copy
 from nightferry.copies.recall import Turns, recall
 from nightferry.copies.side_files import proven_chunks
@@ -30,9 +30,12 @@ from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.plan.restore_order import Choice, stops
 from nightferry.progress import Cancel, Progress
 from nightferry.site.marker import require_ours
+from nightferry.site.nodes import require_disk, working_on
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import back_group_of, is_staged
 from nightferry.staging.owed import is_here, is_lost, note_loss, policy_of
 from nightferry.staging.room import free_room
+from nightferry.staging.scratch import scratch_file
 from nightferry.staging.staged import StagedDamage, StagedOutgoing
 from nightferry.transfer.files import NO_SPACE
 from nightferry.units import format_size
@@ -97,7 +100,7 @@ def verify_copies(
         progress: Told of every copy.
         cancel: Seen at every chunk.
     """
-    vault = opened.offsite()
+    vault = offsite(opened)
     for name in [destination] if destination is not None else [d.name for d in opened.site.destinations]:
         _require_ours_if_there(opened, name)
     here = []
@@ -204,8 +207,8 @@ def remake_copy(
     """
     opened.site.destination(destination)
     damage: StagedDamage | None = None
-    if opened.is_staged(image):
-        back_group = opened.back_group_of(image)
+    if is_staged(opened, image):
+        back_group = back_group_of(opened, image)
         with opened.leases(back_group).read(f"copy of {image.image} to {destination}"):
             try:
                 return stream_image(opened, image, destination, progress=progress, cancel=cancel)
@@ -217,7 +220,7 @@ def remake_copy(
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:
         return there
-    opened.require_disk(opened.back_group_of(image), f"a copy of {image.image} by way of staging")
+    require_disk(opened, back_group_of(opened, image), f"a copy of {image.image} by way of staging")
     if damage is None and not opened.catalog.freed(image.image) and is_here(opened, image):
         note_loss(opened, image, "it is not on staging any more")
     if is_lost(opened, image):
@@ -231,8 +234,8 @@ def remake_copy(
     turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination or p.doubtful])
     for place in turns:
         with (
-            opened.working_on(back_group=opened.back_group_of(image), cancel=cancel) as narrower,
-            opened.scratch(image) as scratch,
+            working_on(opened, back_group=back_group_of(opened, image), cancel=cancel) as narrower,
+            scratch_file(opened, image) as scratch,
         ):
             try:
                 turns.ready(place, progress=progress, cancel=narrower)
@@ -260,7 +263,7 @@ def remake_copy(
 
 def _fetch(opened: OpenSite, image: ImageRecord, place: Choice, scratch: Path, cancel: Cancel) -> None:
     """Brings an image from a copy to a scratch file, every chunk proved."""
-    if free_room(opened, opened.back_group_of(image)) < image.size_bytes:
+    if free_room(opened, back_group_of(opened, image)) < image.size_bytes:
         raise _no_room(image, scratch)
     with open_place(opened, image, place) as reader:
         pieces = reader.stream(0, image.size_bytes)

@@ -14,11 +14,11 @@ from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.model.selection import diff
 from nightferry.model.stores import FilesStore, SqliteStore
-from nightferry.night.move import placement
 from nightferry.plan.expectation import elsewhere
 from nightferry.plan.layout import Layout
 from nightferry.site import surroundings
 from nightferry.site.marker import require_ours
+from nightferry.site.nodes import active_node, has_disk, placement, working_on
 from nightferry.site.opened import OpenSite
 from nightferry.site.prefect_api import prefect_api
 from nightferry.staging.owed import FORGET_HINT, describe, lost, orphans
@@ -94,7 +94,7 @@ def serves(opened: OpenSite, back_group: str) -> bool:
     if opened.here is None:
         return True
     try:
-        return opened.active_node(back_group) == opened.here
+        return active_node(opened, back_group) == opened.here
     except ClusterError:
         return False  # the cluster's own check says why
 
@@ -105,7 +105,7 @@ def _elsewhere(opened: OpenSite) -> Iterator[Finding]:
         unseen = []
         if not serves(opened, back_group.name):
             unseen.append("its stores")
-        if not opened.sees(back_group.name):
+        if not has_disk(opened, back_group.name):
             unseen.append(f"its disk {back_group.path}")
         if unseen:
             yield Finding(
@@ -188,7 +188,7 @@ def _selections(opened: OpenSite) -> Iterator[Finding]:
 def _staging(opened: OpenSite) -> Iterator[Finding]:
     for back_group in opened.site.back_groups:
         path = Path(back_group.path)
-        if not opened.sees(back_group.name):
+        if not has_disk(opened, back_group.name):
             continue
         if not path.is_dir():
             yield Finding(
@@ -248,7 +248,7 @@ def _room(opened: OpenSite, back_group: str) -> Iterator[Finding]:
 
 
 def _takes_unbuffered(opened: OpenSite, back_group: str, folder: Path) -> bool:
-    with opened.working_on(back_group=back_group, cancel=opened.cancel):
+    with working_on(opened, back_group=back_group, cancel=opened.cancel):
         try:
             # A file without a name: a check that is killed leaves nothing.
             os.close(os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_DIRECT | os.O_CLOEXEC, 0o600))

@@ -16,6 +16,7 @@ from nightferry.plan.window import night_start, window_start
 from nightferry.site.opened import OpenSite
 from nightferry.site.stamps import describe as describe_clock
 from nightferry.site.stamps import future_runs, wrong_runs
+from nightferry.staging.images import seems_staged
 from nightferry.staging.owed import Owed, describe, lost, orphans, owed
 from nightferry.units import counted
 
@@ -92,7 +93,7 @@ def _orphaned_stores(opened: OpenSite) -> Iterator[StoreStatus]:
         group, store = split_store(name)
         image = opened.catalog.image_as_of(group, store, None)
         copies = tuple(opened.catalog.copies(image.image)) if image is not None else ()
-        staged = image is not None and opened.keeps(image)
+        staged = image is not None and seems_staged(opened, image)
         proved = max((c.verified for c in copies if c.verified and c.state == "verified"), default=None)
         reason = "not in the site file, and its images owe copies"
         yield StoreStatus(group, store, "amber", image, staged, copies, proved, reason)
@@ -198,7 +199,7 @@ def _of_store(
     image = opened.catalog.image_as_of(group, store, None)
     if image is None:
         return StoreStatus(group, store, "red", None, False, (), None, "never backed up whole")
-    staged = opened.keeps(image)
+    staged = seems_staged(opened, image)
     copies = tuple(opened.catalog.copies(image.image))
     reached = {d.name for d in opened.site.destinations}
     good = {c.destination for c in copies if c.state in ("whole", "verified")} & reached

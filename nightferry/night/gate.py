@@ -19,6 +19,7 @@ from nightferry.model.claim_records import OwnerRecord
 from nightferry.model.records import ApprovalRecord, ImageRecord, RunRecord, SealedStore, SealRecord
 from nightferry.night.run import due_stores, set_state
 from nightferry.night.stage import require_owner
+from nightferry.site.nodes import has_disk, require_disk, require_here
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import require_plausible_clock
 from nightferry.staging.kept import is_kept
@@ -136,7 +137,7 @@ def look(opened: OpenSite, run: RunRecord) -> GateView:
     opened.catalog.refresh()
     seal = opened.catalog.seal(run.run)
     try:
-        if opened.sees(run.back_group):
+        if has_disk(opened, run.back_group):
             disk = opened.disk(run.back_group)
             reason = _why_closed(opened, run, disk, seal)
             kept = disk.read_approvals(run.run)
@@ -238,7 +239,7 @@ def require_open(opened: OpenSite, run: RunRecord) -> GateView:
         GateClosed: naming what is missing, or the newer run.
         NotOwner: the disk is on another node than this one.
     """
-    opened.require_here(opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
+    require_here(opened, opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
     require_newest(opened, run)
     view = look(opened, run)
     if view.state == "open":
@@ -263,7 +264,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
     """
     if not reason.strip():
         raise ConfigError("an approval needs a reason", hint="say why with --reason")
-    opened.require_disk(run.back_group, f"an approval for {run.back_group}")
+    require_disk(opened, run.back_group, f"an approval for {run.back_group}")
     require_newest(opened, run)
     require_plausible_clock(opened, "nothing is approved")
     view = look(opened, run)

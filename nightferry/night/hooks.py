@@ -16,6 +16,7 @@ from nightferry.model.hooks import Hook, HookStage, HookWhen
 from nightferry.model.redact import without
 from nightferry.model.secrets import known_secrets
 from nightferry.progress import Cancel, Progress
+from nightferry.site.nodes import resource_groups
 from nightferry.site.opened import OpenSite
 from nightferry.site.state import make_private_folder, state_home, write_private
 from nightferry.units import format_size
@@ -115,7 +116,7 @@ def _run(opened: OpenSite, hook: Hook, told: dict[str, str], progress: Progress,
     named = f"hook {hook.name} {hook.when} {hook.stage}"
     progress.say(f"{named}: runs", subject=told["NIGHTFERRY_BACK_GROUP"])
     # It may open files on any disk of the night's that is here: its session is known to the reader agents.
-    groups = opened.resource_groups(told["NIGHTFERRY_BACK_GROUP"])
+    groups = resource_groups(opened, told["NIGHTFERRY_BACK_GROUP"])
     try:
         with working_on(groups, cancel, if_here=True) as stop:
             ended = run_program(

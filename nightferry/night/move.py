@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nightferry.cluster.base import ClusterView
 from nightferry.cluster.busy import users_of
 from nightferry.cluster.disk import OwnerToken
 from nightferry.errors import BusyError, ClusterError, ConfigError, GateClosed, MoveFailed
@@ -15,9 +14,8 @@ from nightferry.model.claim_records import OwnerRecord
 from nightferry.model.records import RunRecord
 from nightferry.night.gate import require_open
 from nightferry.night.hooks import hooked
-from nightferry.plan.layout import Layout
-from nightferry.plan.placement import place
 from nightferry.progress import Cancel, Progress
+from nightferry.site.nodes import active_node, has_disk, placement, require_here
 from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.leftovers import clear_leftovers
 
@@ -36,7 +34,7 @@ def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: C
         MoveFailed: the disk did not arrive.
         Cancelled: while it waited.
     """
-    opened.require_here(run.node, f"stage one of {run.run}")
+    require_here(opened, run.node, f"stage one of {run.run}")
     waits = opened.site.back_group(run.back_group).on_overrun != "skip"
     node = _when_free(opened, run, run.node, waits=waits, progress=progress, cancel=cancel)
     settle(opened, run.back_group, progress=progress)
@@ -90,7 +88,7 @@ def wait_for_service(opened: OpenSite, back_group: str, *, progress: Progress, c
     while True:
         try:
             opened.cluster.where(back_group)
-            return opened.active_node(back_group)
+            return active_node(opened, back_group)
         except ClusterError as error:
             if opened.clock.monotonic() >= ends:
                 raise
@@ -109,7 +107,7 @@ def require_handed_over(opened: OpenSite, back_group: str) -> None:
         NotOwner: the disk is on another node than this one.
     """
     opened.catalog.refresh()
-    opened.require_here(opened.cluster.where(back_group), f"stage two of {back_group}")
+    require_here(opened, opened.cluster.where(back_group), f"stage two of {back_group}")
     newest = next(iter(opened.catalog.runs(back_group)), None)
     token = opened.disk(back_group).owner()
     if newest is None or (token is not None and token.node != newest.node):
@@ -131,7 +129,7 @@ def take_over(opened: OpenSite, back_group: str, *, progress: Progress, cancel: 
         GateClosed: it came here, and not through the gate.
         MoveFailed: it is not the disk we know.
     """
-    if opened.here is None or not opened.sees(back_group):
+    if opened.here is None or not has_disk(opened, back_group):
         return
     opened.catalog.refresh()
     newest = next(iter(opened.catalog.runs(back_group)), None)
@@ -190,21 +188,6 @@ def require_target(opened: OpenSite, back_group: str, node: str) -> None:
             hint=f"there are: {', '.join(sorted(names))}; for maintenance see --ungated",
             subject=node,
         )
-
-
-def placement(opened: OpenSite, view: ClusterView) -> dict[str, str | None]:
-    """Which passive node takes which BACK group, as the cluster is now; None where none can."""
-    site = opened.site
-    mail_groups = {group.mail_group for group in site.groups if group.mail_group}
-    return place(
-        [b.name for b in site.back_groups],
-        Layout.of(site.nodes),
-        usable={node.name for node in view.nodes if node.usable},
-        # After a failover a passive node serves the users: any other one comes before it.
-        serving={group.owner for name in mail_groups if (group := view.group(name)) is not None},
-        owners={group.name: group.owner for group in view.groups if group.state == "started"},
-        targets={b.name: b.targets for b in site.back_groups if b.targets},
-    )
 
 
 def move_ungated(

@@ -16,7 +16,9 @@ from nightferry.model.records import OUTLIVED, AwayRecord, CopyRecord, FailureRe
 from nightferry.model.text import safe_markdown
 from nightferry.night.gate import GateView, look_past
 from nightferry.night.run import due_stores
+from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import back_group_of
 from nightferry.staging.kept import lost_images
 from nightferry.staging.owed import is_lost, owed, policy_of
 from nightferry.units import format_duration, format_size
@@ -233,7 +235,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
         pair = (each.image.image, each.destination)
         if each.image in images:
             missing.append(pair)
-        elif (home := opened.back_group_of(each.image)) == run.back_group or home not in disks:
+        elif (home := back_group_of(opened, each.image)) == run.back_group or home not in disks:
             before.append(pair)
         else:
             continue
@@ -241,7 +243,7 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
             reasons[pair] = Why(each.orphan)
         if each.image.image not in gone and is_lost(opened, each.image):
             gone.append(each.image.image)
-    sees = opened.sees(run.back_group)
+    sees = has_disk(opened, run.back_group)
     owner = opened.disk(run.back_group).owner() if sees else opened.catalog.owner(run.back_group)
     of_run = [i.image for i in lost_images(opened, run) if i in images] if sees else []
     return NightResult(

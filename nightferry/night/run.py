@@ -15,6 +15,7 @@ from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
 from nightferry.plan.window import night_start, run_name, window_of, window_start
 from nightferry.progress import Cancel, Progress
+from nightferry.site.nodes import active_node, has_disk
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import CLOCKS_APART, accept_clock, require_plausible_clock, wrong_runs
 from nightferry.staging.kept import is_kept
@@ -68,6 +69,10 @@ def window_begins(opened: OpenSite, back_group: str, moment: datetime | None = N
     return window_start(window, start, opened.site.tz)
 
 
+class HeldLocks(dict[str, "RunLock | BorrowedLock"]):
+    """BACK group → the run lock that this process holds of it, or works under."""
+
+
 @contextmanager
 def run_lock(
     opened: OpenSite,
@@ -92,8 +97,9 @@ def run_lock(
         BusyError: another process runs this window, or ``on_overrun = "skip"``, or the night that this is a part
             of has ended; or this one gave no sign of life for so long that another took the BACK group over.
     """
-    if back_group in opened.held:
-        yield opened.held[back_group]
+    held = opened.part(HeldLocks)
+    if back_group in held:
+        yield held[back_group]
         return
     if under is not None:
         with _borrowed(opened, back_group, under, cancel) as borrowed:
@@ -125,14 +131,14 @@ def run_lock(
             f"waiting for run {holder.run} of {back_group} to give the disk back", subject=back_group
         )
         _wait_for(acquire, lock, opened, cancel)
-    opened.held[back_group] = lock
+    held[back_group] = lock
     try:
         yield lock
     except Cancelled:
         lock.require()  # a run that was overtaken stops for that reason, not because somebody asked it to
         raise
     finally:
-        del opened.held[back_group]
+        del held[back_group]
         lock.release()
 
 
@@ -176,14 +182,14 @@ def _borrowed(opened: OpenSite, back_group: str, key: str, cancel: Cancel) -> It
                 return
 
     watcher = threading.Thread(target=watch, name=f"night of {back_group}", daemon=True)
-    opened.held[back_group] = lock = BorrowedLock(key, since)
+    opened.part(HeldLocks)[back_group] = lock = BorrowedLock(key, since)
     watcher.start()
     try:
         yield lock
     finally:
         ended.set()
         watcher.join()
-        del opened.held[back_group]
+        del opened.part(HeldLocks)[back_group]
 
 
 def _since(opened: OpenSite, back_group: str, key: str) -> datetime | None:
@@ -263,7 +269,7 @@ def begin_run(
         )
     clear_killed(opened, back_group)
     forget_expired(opened)
-    if opened.sees(back_group):
+    if has_disk(opened, back_group):
         clear_leftovers(opened, back_group, cancel=opened.cancel)
     wanted = _selection(opened, back_group, groups, stores)
     if run is not None:
@@ -302,7 +308,7 @@ def begin_run(
         state="staging",
         groups=tuple(wanted),
         selection=wanted,
-        node=opened.active_node(back_group),
+        node=active_node(opened, back_group),
         started=opened.clock.now(),
         flow_run=flow_run,
         window_start=begins,
@@ -456,3 +462,9 @@ def end_run(opened: OpenSite, run: RunRecord, result: str) -> RunRecord:
     ended = set_state(opened, run, state="ended", result=result, ended=opened.clock.now())
     opened.catalog.compact()
     return ended
+
+
+def drain_requested(opened: OpenSite, back_group: str) -> bool:
+    """Whether another process asked the run that this process holds to end at the next image boundary."""
+    lock = opened.part(HeldLocks).get(back_group)
+    return lock is not None and opened.catalog.drain_requested(back_group, lock.since) is not None

@@ -30,16 +30,20 @@ from nightferry.model.records import FailureRecord, ImageRecord, RunRecord
 from nightferry.model.stores import StoreRef
 from nightferry.night.sources import open_source
 from nightferry.progress import Cancel, Progress
+from nightferry.site.nodes import require_here, working_on
 from nightferry.site.opened import OpenSite
+from nightferry.site.throttles import staging_throttle
 from nightferry.source.base import Estimate
 from nightferry.staging.adoption import adopt, prove_chunks, record_image, state_of
 from nightferry.staging.kept import is_kept, may_come_whole
 from nightferry.staging.ownership import confirm, watched
-from nightferry.staging.room import free_room, free_staging
+from nightferry.staging.room import free_room, free_staging, room_lock
+from nightferry.staging.scratch import scratch_folder
 from nightferry.staging.staged_files import StagedFiles
 from nightferry.transfer.direct import DirectWriter
 from nightferry.transfer.files import NO_SPACE
 from nightferry.transfer.meter import Meter, to_json_lines
+from nightferry.transfer.ring import RingSettings
 from nightferry.units import format_size
 
 log = logging.getLogger(__name__)
@@ -70,7 +74,7 @@ def stage_store(
     """
     definition = _defined(opened, group, store)
     with (
-        opened.working_on(group=group, back_group=run.back_group, cancel=cancel) as narrower,
+        working_on(opened, group=group, back_group=run.back_group, cancel=cancel) as narrower,
         watched(opened, run.back_group, narrower, require_owner(opened, run)) as owned,
     ):
         return _stage(opened, run, definition, progress=progress, cancel=owned)
@@ -122,7 +126,7 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
     Raises:
         NotOwner: it names another node, or this is another one.
     """
-    opened.require_here(run.node, f"stage one of {run.run}")
+    require_here(opened, run.node, f"stage one of {run.run}")
     token = opened.disk(run.back_group).owner()
     if token is None or token.node != run.node:
         owner = token.node if token else "nobody"
@@ -193,7 +197,7 @@ def _write_image(
     group, store = definition
     started = opened.clock.now()
     times = os.times()
-    source = open_source(store, opened.scratch_folder(run.back_group))
+    source = open_source(store, scratch_folder(opened, run.back_group))
     try:
         estimate = source.estimate()
         origin = origin_of(definition)
@@ -213,7 +217,7 @@ def _write_image(
                     started=started,
                     nightferry=__version__,
                 )
-                scratch = opened.scratch_folder(run.back_group)
+                scratch = scratch_folder(opened, run.back_group)
                 with closing(ImageWriter(sink, header, spill_directory=scratch)) as writer:
                     source.write(writer, progress=progress, cancel=cancel, subject=subject)
                     summary = writer.finish()
@@ -300,7 +304,7 @@ def _reserve(
     subject: str,
 ) -> DirectWriter:
     """Looks at the free room and takes it in one step, so that two stores never count on the same room."""
-    with opened.room_lock(run.back_group):
+    with room_lock(opened, run.back_group):
         room = free_room(opened, run.back_group)
         if size_bytes > room:
             freed = free_staging(opened, run.back_group, needed_bytes=size_bytes - room)
@@ -318,10 +322,10 @@ def _reserve(
         try:
             return DirectWriter(
                 f"{target.tar}.partial",
-                settings=opened.ring_settings(),
+                settings=_ring_settings(opened),
                 expected_bytes=size_bytes,
                 meter=meter,
-                throttle=opened.staging_throttle(),
+                throttle=staging_throttle(opened),
                 cancel=cancel,
                 fd=fd,
             )
@@ -346,3 +350,10 @@ def record_failure(
     )
     opened.catalog.append(failure)
     return failure
+
+
+def _ring_settings(opened: OpenSite) -> RingSettings:
+    """How one stream of stage one moves bytes; all streams together hold at most twice ``buffers``."""
+    staging = opened.site.staging
+    share = max(2, min(staging.buffers, 2 * staging.buffers // staging.streams))
+    return RingSettings(buffer_bytes=staging.buffer_bytes, buffers=share, unbuffered=staging.unbuffered)

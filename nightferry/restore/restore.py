@@ -44,7 +44,9 @@ from nightferry.progress import Cancel, Progress
 from nightferry.restore.extract import extract
 from nightferry.restore.restored import RestoreReport
 from nightferry.restore.tree import AS_NEW, TargetTree, Writing
+from nightferry.site.nodes import require_store, working_on
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import back_group_of
 from nightferry.transfer.reading import FileReader
 from nightferry.units import counted, format_duration
 
@@ -104,7 +106,7 @@ def find_image(
     """
     opened.catalog.refresh()
     warn_unaccepted(opened)
-    opened.require_store(f"{group}/{store}")
+    require_store(opened, f"{group}/{store}")
     if image is not None:
         found = opened.catalog.image(image)
         if f"{group}/{store}" not in (f"{found.group}/{found.store}", opened.catalog.line_of(found)):
@@ -270,7 +272,7 @@ def restore(
     errors: list[NightferryError] = []
     with (
         # The target may lie on the service's own disks, or on any other group's.
-        opened.working_on(group=plan.image.group, at=plan.target, cancel=cancel, if_here=True) as stop,
+        working_on(opened, group=plan.image.group, at=plan.target, cancel=cancel, if_here=True) as stop,
         writing.into(plan.target) as tree,
     ):
         _require_no_journals(plan)
@@ -282,8 +284,10 @@ def restore(
                 progress.say(_road(plan, place), subject=subject)
                 turns.ready(place, progress=progress, cancel=stop)
                 with (
-                    opened.working_on(
-                        back_group=opened.back_group_of(plan.image) if place.copy is None else "", cancel=stop
+                    working_on(
+                        opened,
+                        back_group=back_group_of(opened, plan.image) if place.copy is None else "",
+                        cancel=stop,
                     ) as narrower,
                     open_place(opened, plan.image, place) as reader,
                 ):

@@ -21,6 +21,7 @@ from nightferry.restore.in_place import (
 from nightferry.restore.restore import Restored, RestorePlan, plan_restore, restore
 from nightferry.restore.tree import AS_NEW, Writing
 from nightferry.restore.walk import remove_tree
+from nightferry.site.nodes import active_node, require_here, working_on
 from nightferry.site.opened import OpenSite
 from nightferry.units import counted
 
@@ -46,11 +47,11 @@ def _require_service_here(opened: OpenSite, image: ImageRecord) -> None:
         NotOwner: the service is on another node. One that is on none for certain may be restored where its disk is.
     """
     try:
-        node = opened.active_node(opened.site.group(image.group).back_group)
+        node = active_node(opened, opened.site.group(image.group).back_group)
     except ClusterError as error:
         log.warning("the cluster does not say where %s/%s is: %s", image.group, image.store, error.message)
         return
-    opened.require_here(node, f"restoring {image.group}/{image.store} in place")
+    require_here(opened, node, f"restoring {image.group}/{image.store} in place")
 
 
 def place_of(opened: OpenSite, image: ImageRecord) -> Path:
@@ -84,7 +85,7 @@ def restore_in_place(
         NotOwner: the store's service is on another node than this one.
     """
     _require_service_here(opened, plan_for)
-    with opened.working_on(group=plan_for.group, cancel=cancel, if_here=True) as stop:
+    with working_on(opened, group=plan_for.group, cancel=cancel, if_here=True) as stop:
         return _in_place(opened, plan_for, copy=copy, writing=writing, progress=progress, cancel=stop)
 
 

@@ -49,6 +49,7 @@ from nightferry.retention.outlook import (
 )
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import require_plausible_clock
+from nightferry.staging.images import is_staged
 from nightferry.staging.leftovers import forget_expired
 from nightferry.staging.owed import describe, is_here, orphans
 from nightferry.staging.room import remove_staged
@@ -423,7 +424,7 @@ def _remember_gone(opened: OpenSite, done: Expiry) -> None:
         copies = opened.catalog.all_copies(image.image)
         cut_off = [copy for copy in copies if copy.state == "writing" and copy.started < long_ago]
         left = [copy for copy in copies if copy.state not in ("expired", "lost") and copy not in cut_off]
-        if left or opened.is_staged(image) or not is_here(opened, image):
+        if left or is_staged(opened, image) or not is_here(opened, image):
             continue
         for copy in cut_off:
             opened.catalog.append(copy.model_copy(update={"state": "lost", "note": "it never arrived"}))

@@ -23,6 +23,7 @@ from nightferry.plan.retention import Candidate, judge, night_of, nights_in_orde
 from nightferry.site.marker import require_ours
 from nightferry.site.opened import OpenSite
 from nightferry.site.stamps import wrong_runs
+from nightferry.staging.images import back_group_of, is_staged
 from nightferry.staging.owed import owes
 from nightferry.units import counted
 
@@ -298,7 +299,7 @@ def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
         if leftover.what == "unfinished" and any(copy.state in THERE for copy in copies):
             continue
         image = opened.catalog.latest(ImageRecord, leftover.image)
-        back_group = opened.back_group_of(image) if image is not None else ""
+        back_group = back_group_of(opened, image) if image is not None else ""
         at_work = back_group and opened.catalog.run_lock(back_group).holder() is not None
         if not at_work:
             yield LeftoverOutlook(destination, leftover)
@@ -327,7 +328,7 @@ def _staged(opened: OpenSite) -> Iterator[StagedOutlook]:
             if not verdict.stays and verdict.image in refused:
                 image = refused[verdict.image]
                 why = f"{image.state}, never approved, {verdict.why}"
-                yield StagedOutlook(image, opened.back_group_of(image), why)
+                yield StagedOutlook(image, back_group_of(opened, image), why)
 
 
 def _held(opened: OpenSite, image: ImageRecord) -> str:
@@ -352,12 +353,12 @@ def _is_forgotten(opened: OpenSite, image: ImageRecord) -> bool:
         and (run is None or run.state == "ended")
         and not opened.catalog.accepted(image)
         and not opened.catalog.all_copies(image.image)
-        and opened.is_staged(image)
+        and is_staged(opened, image)
     )
 
 
 def _is_sound(opened: OpenSite, image: ImageRecord) -> bool:
     return opened.catalog.is_whole(image) and (
-        opened.is_staged(image)
+        is_staged(opened, image)
         or any(copy.state == "verified" for copy in opened.catalog.copies(image.image))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -10,6 +11,7 @@ from nightferry.errors import Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
 from nightferry.model.records import CopyRecord
+from nightferry.model.redact import redacted
 from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.site.register import CatalogRegister
 
@@ -60,7 +62,7 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
                 cancel=opened.cancel,
                 tell=tell,
                 buffer_bytes=settings.buffer_bytes,
-                pages=opened.pages(),
+                pages=_pages(opened),
             )
         case FsspecSettings():
             from nightferry.destination.fsspec import FsspecDestination
@@ -122,3 +124,13 @@ def speed_of(settings: DestinationSettings) -> Speed:
             return FOLDER_SPEED if settings.scheme == "file" else OBJECT_SPEED
         case _:
             assert_never(settings)
+
+
+def _pages(opened: OpenSite) -> dict[str, bytes]:
+    """What a cartridge that is found has to say of itself: how to read it, and what the site was."""
+    return {"recovery.md": recovery_page(), "site.toml": redacted(opened.loaded.text).encode()}
+
+
+def recovery_page() -> bytes:
+    """How to read a cartridge without nightferry; it goes onto each."""
+    return (resources.files("nightferry.destination.tape") / "recovery.md").read_bytes()

@@ -6,7 +6,9 @@ lies there; one that holds images and has no marker belongs to nobody knows whom
 
 from __future__ import annotations
 
-from nightferry.destination.base import Marked, SiteMark, nobody
+from weakref import WeakSet
+
+from nightferry.destination.base import Destination, Marked, SiteMark, nobody
 from nightferry.destination.ours import MARKER, parse_marker, render_marker
 from nightferry.errors import NotVisible, OtherSite
 from nightferry.model.records import THERE, CopyRecord
@@ -15,6 +17,10 @@ from nightferry.site.whose import known_mark
 
 _LOOKED_AT = 16
 """Copies of the catalog's that are looked for before an unmarked place counts as nobody's."""
+
+
+class _Proved(WeakSet[Destination]):
+    """Opened destinations that were seen to be this site's."""
 
 
 def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -> None:
@@ -30,9 +36,10 @@ def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -
         DestinationError: it cannot be looked at.
     """
     mark = known_mark(opened.catalog, opened.site.site.name)
-    if destination in opened.proved:
-        return
     target = opened.destination(destination)
+    proved = opened.part(_Proved)
+    if target in proved:
+        return
     if not isinstance(target, Marked):
         return
     try:
@@ -41,7 +48,7 @@ def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -
         # A key that may only write cannot look: it sets the marker where there is none.
         if marking:
             target.put_marker(render_marker(opened.mark()))
-            opened.proved.add(destination)
+            proved.add(target)
         return
     if text is None:
         _require_known(opened, target, mark or nobody())
@@ -51,7 +58,7 @@ def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -
         target.put_marker(render_marker(mark))
         text = target.marker() or b""
     require_marker(destination, text, mark, opened.site.site.name)
-    opened.proved.add(destination)
+    proved.add(target)
 
 
 def require_marker(destination: str, text: bytes, mark: SiteMark | None, site: str) -> SiteMark:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nightferry.model.records import ImageRecord, RunRecord
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import files_of, is_staged
 
 
 def may_come_whole(opened: OpenSite, image: ImageRecord) -> bool:
@@ -30,9 +31,9 @@ def is_there(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether a recorded image still lies on staging with its recorded size; a freed one counts as done."""
     if opened.catalog.freed(image.image):
         return True
-    if not opened.is_staged(image):
+    if not is_staged(opened, image):
         return False
-    files = opened.staged(image)
+    files = files_of(opened, image)
     return files.size_bytes() == image.size_bytes and files.size_bytes(".chunks") is not None
 
 

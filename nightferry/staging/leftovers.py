@@ -16,10 +16,12 @@ from nightferry.cluster.disk import disk_errors
 from nightferry.model.names import image_name
 from nightferry.model.records import ImageRecord
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
 from nightferry.staging.adoption import adopt
 from nightferry.staging.kept import is_kept
 from nightferry.staging.room import remove_staged
+from nightferry.staging.scratch import scratch_folder
 from nightferry.staging.staged_files import Ending, StagedFiles, staged_names
 from nightferry.transfer.regular import open_regular
 from nightferry.transfer.temporary import clear_dead_folders
@@ -43,7 +45,7 @@ def clear_leftovers(opened: OpenSite, back_group: str, *, cancel: Cancel) -> Non
         Cancelled: stopped at a chunk; what was not looked at is left for the next run.
     """
     disk = Path(opened.site.back_group(back_group).path)
-    with opened.working_on(back_group=back_group, cancel=cancel) as narrower, disk_errors(disk):
+    with working_on(opened, back_group=back_group, cancel=cancel) as narrower, disk_errors(disk):
         _clear(opened, back_group, narrower)
 
 
@@ -112,7 +114,7 @@ def _is_outdated(opened: OpenSite, image: ImageRecord) -> bool:
 
 
 def _clear_scratch(opened: OpenSite, back_group: str) -> None:
-    for left in opened.scratch_folder(back_group).iterdir():
+    for left in scratch_folder(opened, back_group).iterdir():
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
         elif not _is_in_use(left):

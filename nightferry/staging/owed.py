@@ -23,7 +23,9 @@ from nightferry.model.records import (
     StagingLossRecord,
 )
 from nightferry.plan.staging import CopyPolicy
+from nightferry.site.nodes import had_disk, require_store
 from nightferry.site.opened import OpenSite, operator
+from nightferry.staging.images import back_group_of, is_staged
 from nightferry.units import counted
 
 
@@ -50,7 +52,7 @@ def owed(opened: OpenSite, back_group: str | None = None) -> list[Owed]:
     return [
         each
         for image in reversed(opened.catalog.images())
-        if back_group is None or opened.back_group_of(image) == back_group
+        if back_group is None or back_group_of(opened, image) == back_group
         for each in _owed_by(opened, image)
     ]
 
@@ -76,7 +78,7 @@ def policy_of(opened: OpenSite, image: ImageRecord) -> CopyPolicy:
         return CopyPolicy(image.policy, image.at_least)
     group = next((g for g in opened.site.groups if g.name == image.group), None)
     if group is not None:
-        return opened.policy(group)
+        return CopyPolicy(group.copies, group.at_least)
     of_group = (
         copy for other in opened.catalog.images(image.group) for copy in opened.catalog.copies(other.image)
     )
@@ -90,16 +92,16 @@ def is_lost(opened: OpenSite, image: ImageRecord) -> bool:
     Of a disk that is not here, on another node or not mounted, only the catalog can say that: its image was found
     damaged or gone.
     """
-    if opened.is_staged(image) or not owes(opened, image) or _readable_copies(opened, image):
+    if is_staged(opened, image) or not owes(opened, image) or _readable_copies(opened, image):
         return False
     return opened.catalog.lost_on_staging(image) or is_here(opened, image)
 
 
 def is_here(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether the disk that the image was staged on is mounted on this node."""
-    back_group = opened.back_group_of(image)
+    back_group = back_group_of(opened, image)
     disk = next((b.path for b in opened.site.back_groups if b.name == back_group), None)
-    return disk is not None and (disk / FOLDER).is_dir() and opened.saw(back_group)
+    return disk is not None and (disk / FOLDER).is_dir() and had_disk(opened, back_group)
 
 
 def missing(opened: OpenSite) -> list[ImageRecord]:
@@ -109,7 +111,7 @@ def missing(opened: OpenSite) -> list[ImageRecord]:
     return [
         image
         for image in owing.values()
-        if not opened.is_staged(image) and not _readable_copies(opened, image)
+        if not is_staged(opened, image) and not _readable_copies(opened, image)
     ]
 
 
@@ -176,7 +178,7 @@ def forget(opened: OpenSite, name: str, reason: str) -> list[ForgottenRecord]:
         raise ConfigError("giving up needs a reason", hint="say why with --reason", subject=name)
     opened.catalog.refresh()
     if "/" in name:
-        group, store = opened.require_store(name)
+        group, store = require_store(opened, name)
         images = opened.catalog.images(group, store)
     else:
         images = [opened.catalog.image(name)]
@@ -277,7 +279,7 @@ def _owed_by(opened: OpenSite, image: ImageRecord) -> Iterator[Owed]:
         return
     done = {c.destination for c in opened.catalog.copies(image.image) if c.state in (*OUTLIVED, "verified")}
     known = {destination.name for destination in opened.site.destinations}
-    home = opened.back_group_of(image)
+    home = back_group_of(opened, image)
     disks = {back_group.name for back_group in opened.site.back_groups}
     line = opened.catalog.line_of(image)
     named = any(ref.name == line for ref in opened.site.stores)

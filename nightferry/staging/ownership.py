@@ -165,6 +165,14 @@ class Watch:
             cancel.set(error.message)
 
 
+class Watches:
+    """The BACK disks that this process works on."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_disk: dict[str, Watch] = {}
+
+
 @contextmanager
 def watched(
     opened: OpenSite, back_group: str, cancel: Cancel, token: OwnerToken | None = None
@@ -184,15 +192,16 @@ def watched(
         NotOwner: the disk is nobody's, or not the token's holder's, before the block or while it ran.
         GroupStopping: the cluster takes the disk away.
     """
-    with opened.watch_lock:
-        watch = opened.watches.get(back_group)
+    watches = opened.part(Watches)
+    with watches.lock:
+        watch = watches.by_disk.get(back_group)
         if watch is None or (token is not None and watch.token != token):
             present = token or opened.disk(back_group).owner()
             if present is None:
                 raise NotOwner(f"the disk of {back_group} is nobody's", subject=back_group)
             watch = Watch(opened, back_group, present, opened.recheck_s)
             watch.begin()
-            opened.watches[back_group] = watch
+            watches.by_disk[back_group] = watch
         watch.users += 1
     try:
         with cancel.narrower() as part, watch.stopping(part):
@@ -203,12 +212,12 @@ def watched(
                     watch.require()
                 raise
     finally:
-        with opened.watch_lock:
+        with watches.lock:
             watch.users -= 1
             if watch.users == 0:
                 watch.end()
-                if opened.watches.get(back_group) is watch:
-                    del opened.watches[back_group]
+                if watches.by_disk.get(back_group) is watch:
+                    del watches.by_disk[back_group]
 
 
 def confirm(opened: OpenSite, back_group: str) -> None:
@@ -217,6 +226,6 @@ def confirm(opened: OpenSite, back_group: str) -> None:
     Raises:
         NotOwner: it is not ours any more.
     """
-    watch = opened.watches.get(back_group)
+    watch = opened.part(Watches).by_disk.get(back_group)
     if watch is not None:
         watch.confirm()

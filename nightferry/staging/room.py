@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from contextlib import suppress
 
 from nightferry.model.records import FreedRecord, ImageRecord
 from nightferry.plan.staging import freeable
+from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import back_group_of, files_of
 from nightferry.staging.owed import policy_of
 from nightferry.staging.ownership import confirm
 from nightferry.staging.staged_files import Ending, StagedFiles
@@ -37,7 +40,7 @@ def free_staging(opened: OpenSite, back_group: str, *, needed_bytes: int = 0) ->
     """
     confirm(opened, back_group)
     opened.catalog.refresh()
-    with opened.working_on(back_group=back_group, cancel=opened.cancel):
+    with working_on(opened, back_group=back_group, cancel=opened.cancel):
         return _free(opened, back_group, needed_bytes)
 
 
@@ -68,7 +71,7 @@ def _on_disk(opened: OpenSite, back_group: str) -> list[ImageRecord]:
     return [
         image
         for image in opened.catalog.images()
-        if opened.back_group_of(image) == back_group and opened.staged(image).size_bytes() is not None
+        if back_group_of(opened, image) == back_group and files_of(opened, image).size_bytes() is not None
     ]
 
 
@@ -84,8 +87,21 @@ def remove_staged(opened: OpenSite, image: ImageRecord) -> None:
 
     The tar goes first: no tar is ever without its side files, and the record that proves it goes last.
     """
-    files = opened.staged(image)
+    files = files_of(opened, image)
     if files.is_of(image):
         files.remove(*WHOLE)
     elif files.size_bytes() is not None:
         log.warning("%s is left alone: it was not staged as the image that is on record", files.tar)
+
+
+class _RoomLocks:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_disk: dict[str, threading.Lock] = {}
+
+
+def room_lock(opened: OpenSite, back_group: str) -> threading.Lock:
+    """Held between looking at a disk's free room and reserving a part of it."""
+    locks = opened.part(_RoomLocks)
+    with locks.lock:
+        return locks.by_disk.setdefault(back_group, threading.Lock())

@@ -10,6 +10,7 @@ import pytest
 
 from nightferry.errors import GroupStopping, StoreUnreadable
 from nightferry.night import stage
+from nightferry.night.run import HeldLocks
 from nightferry.plan.batches import batches
 from tests.support.prefect_site import BACK, PROGRAM, subflows, task_runs, until
 from tests.support.prefect_site import environment as environment_of
@@ -139,7 +140,7 @@ def test_a_store_that_stays_unreadable_holds_the_gate_and_its_retry_ends_the_nig
     [failure] = here.catalog.failures(run.run)
     assert failure.attempts == 3
     assert here.catalog.copies(f"{run.run}.SG1.priv1.L0") == []
-    assert here.held == {}
+    assert here.part(HeldLocks) == {}
 
 
 @pytest.mark.parametrize(

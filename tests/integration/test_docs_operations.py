@@ -19,6 +19,7 @@ from nightferry.model.load import load_site
 from nightferry.progress import QUIET, Cancel
 from nightferry.site.opened import OpenSite
 from nightferry.site.register import CatalogRegister
+from nightferry.staging.images import files_of
 from nightferry.staging.staged import StagedOutgoing
 from tests.conftest import needs
 from tests.support.night import night
@@ -137,7 +138,7 @@ def test_an_image_that_spans_three_cartridges_is_its_parts_in_order(site: Path) 
         tape = TapeDestination(
             "small", VirtualLibrary(site / "small"), Pool("p", wait_for_media_s=0), register
         )
-        outgoing = StagedOutgoing(image, opened.staged(image), cancel=Cancel())
+        outgoing = StagedOutgoing(image, files_of(opened, image), cancel=Cancel())
         with tape.lane(progress=QUIET, cancel=Cancel()) as lane:
             lane.put(outgoing, 1, progress=QUIET, cancel=Cancel())
         tape.close()

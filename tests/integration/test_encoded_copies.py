@@ -21,6 +21,7 @@ from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
 from nightferry.site.opened import OpenSite
 from nightferry.staging import room
+from nightferry.staging.images import staged_path
 from nightferry.transfer.base import ByteReader
 from tests.conftest import needs
 from tests.support import night
@@ -171,7 +172,7 @@ def test_a_flipped_byte_sends_the_restore_to_the_next_copy_and_is_mended(
         image, _ = images(opened)
         data = folder_of(site, image) / "data.zst"
         flip(data, data.stat().st_size - (30 if where == "seek table" else 5_000_000))
-        opened.staged_path(image).unlink()
+        staged_path(opened, image).unlink()
         done = bring_back(opened, tmp_path / "back", image=image)
         assert (done.copy, done.damaged) == ("tape", ("folder",))
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
@@ -188,7 +189,7 @@ def test_a_tape_copy_is_made_anew_from_an_encoded_one(site: SmallSite, tmp_path:
     with site.open(HandClock()) as opened:
         night.night(opened, BACK_GROUP)
         image, _ = images(opened)
-        opened.staged_path(image).unlink()
+        staged_path(opened, image).unlink()
         (on_tape,) = [c.data for c in tape_copies(site.library) if c.image == image.image]
         flip(on_tape, 100_000)
         with pytest.raises(IntegrityError):

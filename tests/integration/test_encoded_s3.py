@@ -12,6 +12,7 @@ import pytest
 from nightferry.copies import verify
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
+from nightferry.staging.images import staged_path
 from tests.conftest import needs
 from tests.servers.seaweed import Seaweed
 from tests.support import night, toml
@@ -52,7 +53,7 @@ def test_a_night_to_a_bucket_with_zstd(
         subprocess.run(["zstd", "-q", "-d", data, "-o", tmp_path / "image.tar"], check=True)
         assert compare_tar(tmp_path / "image.tar", site.store("SG1/a")) == ""
 
-        opened.staged_path(image).unlink()
+        staged_path(opened, image).unlink()
         for patterns, to in (((), tmp_path / "all"), (("last.txt",), tmp_path / "one")):
             assert bring_back(opened, to, patterns).copy == "cloud"
         assert compare_tree(site.store("SG1/a"), tmp_path / "all") == ""

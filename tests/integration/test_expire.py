@@ -22,6 +22,7 @@ from nightferry.restore import restore
 from nightferry.retention import expire, hold
 from nightferry.site.opened import OpenSite
 from nightferry.staging import adoption, owed
+from nightferry.staging.images import staged_path
 from tests.support import brought, night
 from tests.support.command_site import Command
 from tests.support.night import nights
@@ -452,7 +453,7 @@ def test_a_partial_image_that_nobody_approved_leaves_staging_when_it_is_outlived
         monkeypatch.setattr(stage, "state_of", judge)
         clock.advance(DAY)
         nights(opened, clock, 1)
-        tar = opened.staged_path(opened.catalog.image(image(10)))
+        tar = staged_path(opened, opened.catalog.image(image(10)))
         assert run_expire(opened).staged == []
         nights(opened, clock, 1)
         foreseen = run_expire(opened, dry_run=True)
@@ -461,7 +462,7 @@ def test_a_partial_image_that_nobody_approved_leaves_staging_when_it_is_outlived
         assert tar.exists() == stays
         assert [r.image.image for r in done.staged] == ([] if stays else [image(10, "b"), image(10)])
         assert opened.catalog.expired(image(10)) != stays
-        assert opened.staged_path(opened.catalog.images("SG1", "a")[0]).exists()
+        assert staged_path(opened, opened.catalog.images("SG1", "a")[0]).exists()
 
 
 @pytest.mark.parametrize(

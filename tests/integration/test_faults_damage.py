@@ -17,6 +17,7 @@ from nightferry.night.report import night_result
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import is_staged, staged_path
 from tests.support import night
 from tests.support.brought import bring_back, states
 from tests.support.outside import compare_tar, compare_tree, folder_copies, tape_copies
@@ -51,7 +52,7 @@ def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
         image = newest(opened)
-        flip(opened.staged_path(image))
+        flip(staged_path(opened, image))
         with pytest.raises(IntegrityError, match="on staging is damaged: chunk 0"):
             night.stage_two(opened, record)
         result = night_result(opened, record)
@@ -85,7 +86,7 @@ def test_a_byte_flipped_on_staging_is_never_restored(make_site: MakeSite, tmp_pa
     site = make_site()
     with site.open(HandClock()) as opened:
         night.stage_one(opened, BACK_GROUP)
-        flip(opened.staged_path(newest(opened)))
+        flip(staged_path(opened, newest(opened)))
         with pytest.raises(IntegrityError):
             bring_back(opened, tmp_path / "back")
         assert not [p for p in (tmp_path / "back").rglob("*") if p.name == "big.bin"]
@@ -128,7 +129,7 @@ def test_a_damaged_copy_that_nothing_can_mend_is_named(make_site: MakeSite) -> N
         copy_at(site, "folder", image.image).unlink()
         clock.advance(timedelta(days=1))
         night.night(opened, BACK_GROUP)
-        assert not opened.is_staged(image)
+        assert not is_staged(opened, image)
         list(verify.verify_copies(opened, progress=QUIET, cancel=Cancel()))
         assert [i.image for i in verify.missing_copies(opened, "folder")] == [image.image]
         with pytest.raises(CopyMissing, match=f"no readable copy of image {image.image}: folder damaged"):
@@ -144,7 +145,7 @@ def test_a_restore_goes_on_with_the_next_copy_and_says_so(
         night.night(opened, BACK_GROUP)
         image = newest(opened)
         flip(copy_at(site, hurt, image.image))
-        flip(opened.staged_path(image), at=900_000)
+        flip(staged_path(opened, image), at=900_000)
         plan = restore.plan_restore(opened, image, [], tmp_path / "back")
         # Nearest first would be the folder: put the hurt one before the sound one, whichever it is.
         places = sorted(plan.places, key=lambda place: ("staging", hurt, other).index(place.source))
@@ -208,7 +209,7 @@ def test_wrong_bytes_weigh_more_than_a_destination_that_is_away(make_site: MakeS
         night.night(opened, BACK_GROUP)
         image = newest(opened)
         flip(copy_at(site, "folder", image.image))
-        opened.staged_path(image).unlink()
+        staged_path(opened, image).unlink()
         opened.close()
         site.library.rename(site.home / "away")
         with pytest.raises((IntegrityError, DestinationError)) as refused:

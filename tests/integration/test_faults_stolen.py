@@ -22,6 +22,7 @@ from nightferry.errors import Cancelled, NotOwner
 from nightferry.model.records import ImageRecord, RunRecord
 from nightferry.night import gate, move, run, stage
 from nightferry.progress import QUIET, Cancel, Quiet
+from nightferry.site.nodes import active_node
 from nightferry.site.opened import OpenSite
 from nightferry.staging import adoption, leftovers, ownership
 from tests.conftest import needs
@@ -51,7 +52,7 @@ class Thief(Quiet):
             held = os.open(self.site.disk, os.O_RDONLY)
             try:
                 self.theft(self.site, self.opened, self.patch)
-                (watch,) = self.opened.watches.values()
+                (watch,) = self.opened.part(ownership.Watches).by_disk.values()
                 until(lambda: lost(watch), 10)
             finally:
                 os.close(held)
@@ -119,7 +120,7 @@ def begin(opened: OpenSite) -> RunRecord:
     """A run whose disk is on the active node; nothing is staged yet."""
     opened.recheck_s = 0.02
     record = run.begin_run(opened, BACK_GROUP).run
-    record = run.set_state(opened, record, node=opened.active_node(BACK_GROUP))
+    record = run.set_state(opened, record, node=active_node(opened, BACK_GROUP))
     move.to_active(opened, record, progress=QUIET, cancel=Cancel())
     return record
 
@@ -139,7 +140,7 @@ def test_stage_one_stops_on_a_stolen_disk(
             stage.stage_store(opened, record, "SG1", "a", progress=thief, cancel=Cancel())
         assert thief.done
         assert (refused.value.retryable, refused.value.exit_code) == (False, 50)
-        assert opened.watches == {}
+        assert opened.part(ownership.Watches).by_disk == {}
         opened.catalog.refresh()
         assert opened.catalog.images() == []
         if theft is lazily_unmounted:

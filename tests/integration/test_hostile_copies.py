@@ -22,6 +22,7 @@ from nightferry.copies.verify import verify_copies
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.progress import QUIET, Cancel
 from nightferry.retention import expire
+from nightferry.staging.images import is_staged, staged_path
 from nightferry.staging.room import remove_staged
 from tests.support import night
 from tests.support.command_site import Command
@@ -99,7 +100,7 @@ def test_a_record_of_another_image_of_that_name_removes_nothing_from_staging(mak
     with site.open(HandClock()) as opened:
         night.night(opened, BACK_GROUP)
         image = opened.catalog.images("SG1", "a")[0]
-        staged = opened.staged_path(image)
+        staged = staged_path(opened, image)
         before = staged.stat()
         remove_staged(opened, image.model_copy(update={"digest": "0" * 64}))
         assert staged.stat() == before
@@ -115,12 +116,12 @@ def test_staging_is_not_left_through_a_symbolic_link(make_site: MakeSite, tmp_pa
     with site.open(HandClock()) as opened:
         night.night(opened, BACK_GROUP)
         image = opened.catalog.images("SG1", "a")[0]
-        tar = opened.staged_path(image)
+        tar = staged_path(opened, image)
         moved = {"group": tar.parent.parent, "store": tar.parent, "tar": tar}[where]
         moved.rename(elsewhere)
         moved.symlink_to(elsewhere)
         there = sorted((path, os.lstat(path)) for path in [elsewhere, *elsewhere.rglob("*")])
-        assert not opened.is_staged(image)
+        assert not is_staged(opened, image)
         remove_staged(opened, image)
         after = sorted((path, os.lstat(path)) for path in [elsewhere, *elsewhere.rglob("*")])
         assert [path for path, _ in after] == [path for path, _ in there]

@@ -19,6 +19,8 @@ from nightferry.night import gate, stage
 from nightferry.progress import QUIET, Cancel
 from nightferry.site.opened import OpenSite
 from nightferry.staging import leftovers
+from nightferry.staging.images import files_of
+from nightferry.staging.scratch import scratch_folder
 from tests.conftest import needs
 from tests.support import night, toml
 from tests.support.command_site import Command
@@ -125,7 +127,7 @@ def crashed(opened: OpenSite) -> str:
             patch.setattr(stage, "record_image", killed)
             with pytest.raises(Killed):
                 stage.stage_store(opened, record, "SG1", "a", progress=QUIET, cancel=Cancel())
-    (opened.scratch_folder(BACK_GROUP) / "some.tar").write_bytes(b"x")
+    (scratch_folder(opened, BACK_GROUP) / "some.tar").write_bytes(b"x")
     (tar,) = (Path(opened.site.back_group(BACK_GROUP).path) / "SG1/a").glob(f"{record.run}*.tar")
     return tar.name.removesuffix(".tar")
 
@@ -184,7 +186,7 @@ def test_copies_that_are_made_again_and_catalogs_that_lack_an_index(
             side_files(opened, image)
         assert found == []
         # Staging lost the image: a copy is made by way of a scratch file.
-        opened.staged(image).remove(".tar", ".chunks", ".meta.json")
+        files_of(opened, image).remove(".tar", ".chunks", ".meta.json")
         for copy in opened.catalog.copies(image.image):
             if copy.destination == "folder":
                 opened.catalog.append(copy.model_copy(update={"state": "lost"}))

@@ -14,6 +14,7 @@ import pytest
 
 from nightferry.destination.tape.virtual import VirtualLibrary
 from nightferry.model.records import CartridgeRecord, CopyRecord
+from nightferry.staging.images import staged_path
 from tests.support.command_site import SOURCES, Command, CommandSite
 
 FIRST = "A00001L9"
@@ -98,7 +99,7 @@ def test_the_last_copy_lost_with_a_cartridge_is_named_and_is_no_success(
             if copy.destination == "objects":
                 here.catalog.append(copy.model_copy(update={"state": "lost"}))
         for image in here.catalog.images():
-            here.staged_path(image).unlink()
+            staged_path(here, image).unlink()
     ran = nightferry(night, "media", "retire", FIRST, "--reason", "burnt")
     assert ran.code == 20
     assert ran.out.count("nowhere") == 3

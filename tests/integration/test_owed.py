@@ -23,8 +23,10 @@ from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
 from nightferry.restore.restore_group import plan_group, restore_group
 from nightferry.retention import expire
+from nightferry.site import nodes
 from nightferry.site.opened import OpenSite
 from nightferry.staging import owed
+from nightferry.staging.images import staged_path
 from tests.support import night
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
 
@@ -100,7 +102,7 @@ def test_a_renamed_storage_group_is_named_until_its_copies_are_there_and_they_st
     with place.open() as opened:
         assert rows(opened)["SG1/a"].colour == "amber"
         assert "not in the site file" in rows(opened)["SG1/a"].reason
-        staged = {s: sha256(opened.staged_path(opened.catalog.image(f"{run.run}.SG1.{s}.L0"))) for s in "ab"}
+        staged = {s: sha256(staged_path(opened, opened.catalog.image(f"{run.run}.SG1.{s}.L0"))) for s in "ab"}
     place.come_back()
     assert place.night().outcome == "Completed"
     for store, digest in staged.items():
@@ -150,7 +152,7 @@ def test_an_owed_image_that_is_damaged_on_staging_is_made_again_from_another_cop
     run = place.owing()
     image = f"{run.run}.SG1.a.L0"
     with place.open() as opened:
-        path = opened.staged_path(opened.catalog.image(image))
+        path = staged_path(opened, opened.catalog.image(image))
         digest = sha256(path)
         with path.open("r+b") as file:
             file.write(b"\xff\xff")
@@ -167,7 +169,7 @@ def test_an_owed_image_without_any_good_copy_is_lost_and_said_until_it_is_given_
     run = place.owing()
     image = f"{run.run}.SG1.a.L0"
     with place.open() as opened:
-        opened.staged_path(opened.catalog.image(image)).unlink()
+        staged_path(opened, opened.catalog.image(image)).unlink()
     place.come_back()
     for _ in range(2):
         result = place.night()
@@ -284,7 +286,7 @@ def test_a_loss_is_on_record_for_nodes_without_the_disk_until_the_image_is_made_
     place.come_back()
     with place.open() as opened:
         image = opened.catalog.image(name)
-        with opened.staged_path(image).open("r+b") as file:
+        with staged_path(opened, image).open("r+b") as file:
             file.write(b"\xff\xff")
         for copy in opened.catalog.copies(name):
             opened.catalog.append(copy.model_copy(update={"state": "lost"}))
@@ -292,7 +294,7 @@ def test_a_loss_is_on_record_for_nodes_without_the_disk_until_the_image_is_made_
     assert result.exit_code == 30
     assert name in result.sentence()
     with place.open() as opened:
-        monkeypatch.setattr(OpenSite, "sees", lambda *_: False)
+        monkeypatch.setattr(nodes, "has_disk", lambda *_: False)
         assert [i.image for i in owed.lost(opened)] == [name]
         assert "lost" in rows(opened)["SG1/a"].reason
         opened.catalog.append(image)
@@ -333,7 +335,7 @@ def test_an_image_that_was_given_up_while_only_damaged_copies_are_left_is_nobody
     run = place.owing()
     image = f"{run.run}.SG1.a.L0"
     with place.open() as opened:
-        path = opened.staged_path(opened.catalog.image(image))
+        path = staged_path(opened, opened.catalog.image(image))
         with path.open("r+b") as file:
             file.write(b"\xff\xff")
         for copy in opened.catalog.copies(image):

@@ -21,6 +21,7 @@ from nightferry.errors import DestinationError, IntegrityError, Unavailable
 from nightferry.progress import Cancel
 from nightferry.restore import restore
 from nightferry.staging import staged
+from nightferry.staging.images import files_of
 from tests.conftest import needs
 from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import Seaweed
@@ -277,7 +278,7 @@ def test_copies_with_streamed_indexes_are_those_with_held_ones(
         (path,) = site.home.rglob(f"images/{image.image}/index")
         summed = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
         assert (hashlib.sha256(body).hexdigest(), summed.split()[0]) == (wanted, wanted)
-        outgoing = staged.StagedOutgoing(image, opened.staged(image), cancel=Cancel())
+        outgoing = staged.StagedOutgoing(image, files_of(opened, image), cancel=Cancel())
         assert hashlib.sha256(outgoing.side_files["index"]).hexdigest() == wanted
 
 

@@ -12,11 +12,13 @@ import pytest
 
 from nightferry.cli.output import dump_json
 from nightferry.copies import places, verify
+from nightferry.copies.places import speeds
 from nightferry.errors import DestinationError, NightferryError
 from nightferry.health.check import check
 from nightferry.night.report import night_result, report_markdown
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
+from nightferry.staging.images import staged_path
 from tests.servers.proxy import Proxy
 from tests.servers.seaweed import KEYS, Seaweed
 from tests.support import night, toml
@@ -91,7 +93,7 @@ def test_a_restore_falls_back_from_an_object_changed_behind_our_back(
     with cloud.site.open(HandClock()) as opened:
         night.night(opened, BACK_GROUP)
         image = restore.find_image(opened, "SG1", "a")
-        opened.staged_path(image).unlink()
+        staged_path(opened, image).unlink()
         client, key = seaweed.client(), cloud.data_key(image.image)
         if fault == "gone":
             client.delete_object(Bucket=seaweed.bucket, Key=key)
@@ -120,14 +122,14 @@ def test_a_restore_that_meets_the_changed_object_first_goes_on_with_the_next(
     with cloud.site.open(HandClock()) as opened:
         night.night(opened, BACK_GROUP)
         image = restore.find_image(opened, "SG1", "a")
-        opened.staged_path(image).unlink()
+        staged_path(opened, image).unlink()
         client, key = seaweed.client(), cloud.data_key(image.image)
         body = bytearray(client.get_object(Bucket=seaweed.bucket, Key=key)["Body"].read())
         body[len(body) // 2] ^= 1
         client.put_object(Bucket=seaweed.bucket, Key=key, Body=bytes(body))
-        speeds = dict(opened.speeds())
-        speeds["cloud"], speeds["folder"] = speeds["folder"], speeds["cloud"]
-        monkeypatch.setattr(opened, "speeds", lambda: speeds)
+        known = speeds(opened)
+        known["cloud"], known["folder"] = known["folder"], known["cloud"]
+        monkeypatch.setattr(places, "speeds", lambda _: known)
         done = bring_back(opened, tmp_path / "back")
         assert (done.copy, states(opened, image.image)["cloud"]) == ("folder", "damaged")
         assert compare_tree(cloud.site.store("SG1/a"), tmp_path / "back") == ""

@@ -18,6 +18,7 @@ from nightferry.model.records import RecallRecord
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import staged_path
 from tests.servers.moto import KEYS, Moto
 from tests.servers.proxy import Ask, Fault, Proxy, proxied
 from tests.servers.seaweed import Seaweed
@@ -92,7 +93,7 @@ def on_the_cloud_alone(site: SmallSite, clock: HandClock) -> OpenSite:
     record = night.stage_one(opened, BACK_GROUP)
     night.stage_two(opened, record)
     for image in opened.catalog.images():
-        opened.staged_path(image).unlink(missing_ok=True)
+        staged_path(opened, image).unlink(missing_ok=True)
     return opened
 
 

@@ -21,6 +21,7 @@ from nightferry.model.findings import Finding
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import staged_path
 from tests.servers.sshd import Sshd, require_sshd, serving
 from tests.support import night
 from tests.support.brought import bring_back, states
@@ -126,7 +127,7 @@ def test_a_lost_destination_is_refilled_and_a_damaged_copy_there_is_found(
         assert states(opened, image.image)["remote"] == "damaged"
         missing = verify.missing_copies(opened, "remote")
         assert [m.image for m in missing] == [image.image]
-        opened.staged_path(image).unlink()
+        staged_path(opened, image).unlink()
         made = verify.remake_copy(opened, image, "remote", progress=QUIET, cancel=Cancel())
         assert made.state == "verified"
         shutil.rmtree(remote.site.objects)
@@ -141,7 +142,7 @@ def test_a_new_machine_is_filled_from_the_folder_on_the_command_line(
     with site.open() as opened:
         night.night(opened, BACK_GROUP)
         for image in opened.catalog.images():
-            opened.staged_path(image).unlink()
+            staged_path(opened, image).unlink()
     RemoteSite(site, sshd)
     ran = nightferry(site.file, "copy", "--missing", "--to", "remote", "--json")
     assert ran.code == 0, ran.err
@@ -232,7 +233,7 @@ def test_a_server_away_at_a_restore_lets_the_next_copy_give_it_back(
     remote = RemoteSite(make_site(copies=("tape",)), own_sshd)
     with remote.site.open(HandClock()) as opened:
         night.night(opened, BACK_GROUP)
-        opened.staged_path(restore.find_image(opened, "SG1", "a")).unlink()
+        staged_path(opened, restore.find_image(opened, "SG1", "a")).unlink()
         own_sshd.kill()
         done = bring_back(opened, tmp_path / "back")
         assert (done.copy, done.damaged) == ("tape", ("remote",))
@@ -347,7 +348,7 @@ def test_a_node_without_the_package_restores_from_the_next_copy(
     remote = RemoteSite(make_site(copies=("tape",)), sshd)
     with remote.site.open(HandClock()) as opened:
         night.night(opened, BACK_GROUP)
-        opened.staged_path(restore.find_image(opened, "SG1", "a")).unlink()
+        staged_path(opened, restore.find_image(opened, "SG1", "a")).unlink()
     monkeypatch.setitem(sys.modules, "sshfs", None)
     with remote.site.open(HandClock()) as opened:
         (finding,) = findings(opened)

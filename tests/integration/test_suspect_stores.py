@@ -25,6 +25,7 @@ from nightferry.progress import QUIET, Cancel
 from nightferry.restore.restore import find_image
 from nightferry.retention import expire
 from nightferry.site.opened import OpenSite
+from nightferry.staging.images import is_staged
 from tests.support import night
 from tests.support.disks import ext4, make_ext4, mount
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite, fill
@@ -173,7 +174,7 @@ def test_suspect_images_never_take_the_place_of_the_last_good_one(mounted: Mount
             )
         done = expire.expire(opened, progress=QUIET, cancel=Cancel())
         assert done.gone == []
-        assert opened.is_staged(good)
+        assert is_staged(opened, good)
         [copy] = opened.catalog.copies(good.image)
         assert copy.state == "verified"
         # What nobody approved and the retention would not keep is given back.

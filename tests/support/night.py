@@ -10,7 +10,9 @@ from nightferry.errors import NightferryError
 from nightferry.model.records import RunRecord
 from nightferry.night import gate, move, run, stage
 from nightferry.night.report import night_result
+from nightferry.night.run import drain_requested
 from nightferry.progress import QUIET, Cancel, Progress
+from nightferry.site.nodes import active_node
 from nightferry.site.opened import OpenSite
 from nightferry.staging import kept, owed, room
 from tests.support.small_site import BACK_GROUP, HandClock
@@ -33,7 +35,7 @@ def stage_one(
             return record
         if gate.look(opened, record).state == "open" and not kept.lost_images(opened, record):
             return record
-        record = run.set_state(opened, record, node=opened.active_node(back_group))
+        record = run.set_state(opened, record, node=active_node(opened, back_group))
         move.to_active(opened, record, progress=progress, cancel=cancel)
         record = run.set_state(opened, record, state="staging")
         for group, store in run.due_stores(record):
@@ -49,7 +51,7 @@ def stage_at_once(opened: OpenSite, back_group: str, progress: Progress = QUIET)
     """As ``stage_one``, with a thread for each store, and without a seal."""
     with run.run_lock(opened, back_group, progress=progress, cancel=opened.cancel):
         record = run.begin_run(opened, back_group).run
-        record = run.set_state(opened, record, node=opened.active_node(back_group))
+        record = run.set_state(opened, record, node=active_node(opened, back_group))
         move.to_active(opened, record, progress=progress, cancel=opened.cancel)
 
         def stage_one_of(due: tuple[str, str]) -> None:
@@ -84,7 +86,7 @@ def stage_two(
             for each in owed.owed(opened, record.back_group):
                 if each.orphan:
                     continue
-                if opened.drain_requested(record.back_group):
+                if drain_requested(opened, record.back_group):
                     break
                 try:
                     remake_copy(opened, each.image, each.destination, progress=progress, cancel=cancel)
@@ -93,7 +95,7 @@ def stage_two(
             room.free_staging(opened, record.back_group)
         move.settle(opened, record.back_group, progress=progress)
         result = night_result(opened, record)
-        if opened.drain_requested(record.back_group):
+        if drain_requested(opened, record.back_group):
             run.set_state(opened, record, state="drained", result="partial")
         elif not result.missing_copies:
             run.end_run(opened, record, result.run_result)

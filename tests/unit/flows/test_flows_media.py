@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flows import media
+from nightferry.copies.places import offsite
 from nightferry.site.opened import OpenSite
 from tests.support.small_site import SmallSite
 
@@ -33,9 +34,9 @@ def test_the_inventory_lists_every_cartridge(here: OpenSite) -> None:
 
 def test_cartridges_go_out_and_come_in(here: OpenSite) -> None:
     assert media.export.fn(None, "A00002L9", "vault", None)  # type: ignore[arg-type] # the site is not looked at
-    assert here.offsite() == {"tape": {"A00002L9"}}
+    assert offsite(here) == {"tape": {"A00002L9"}}
     assert media.take_in.fn(None, None, "back") == ["A00002L9"]  # type: ignore[arg-type] # as above
-    assert here.offsite() == {}
+    assert offsite(here) == {}
 
 
 def test_a_cartridge_that_cannot_be_exported_is_said_and_not_raised(here: OpenSite) -> None:
