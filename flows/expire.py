@@ -12,6 +12,7 @@ from prefect.states import Completed, Failed
 
 from blocks.site import Site
 from nightferry.retention import expire as ops
+from nightferry.site.destinations import close_destination
 from nightferry.units import counted, format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 
@@ -37,7 +38,7 @@ def expire(
             done = apply_retention(site, destination, dry_run, reason)
         finally:
             for settings in here.site.destinations:
-                here.close_destination(settings.name)
+                close_destination(here, settings.name)
         verb = "would expire" if dry_run else "expired"
         said = f"{counted(len(done.gone), 'copy', 'copies')} {verb}, {format_size(done.freed_bytes)} free"
         if done.undelivered:

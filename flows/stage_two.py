@@ -23,6 +23,7 @@ from nightferry.night.move import require_handed_over, take_over
 from nightferry.night.run import run_lock
 from nightferry.plan.balance import in_order
 from nightferry.progress import Cancel
+from nightferry.site.destinations import close_destination, destination_of
 from nightferry.site.marker import require_ours
 from nightferry.site.opened import OpenSite
 from nightferry.staging.owed import owed
@@ -98,7 +99,7 @@ def _deliver(
         delivered = deliver_catalog(site, name, return_state=True)
         if not delivered.is_completed():
             PrefectProgress().say(f"no copy of the catalog came to {name}: {delivered.message}", subject=name)
-        here.close_destination(name)
+        close_destination(here, name)
     require_success(freed)
     return states
 
@@ -117,7 +118,7 @@ def _to_destination(site: Site, back_group: str, destination: str) -> State[Any]
     here = opened(site)
     try:
         require_ours(here, destination, marking=True)
-        lanes = here.destination(destination).lanes
+        lanes = destination_of(here, destination).lanes
         note_there(here, destination)
     except NightferryError as error:
         PrefectProgress().say(f"it cannot be opened: {error}", subject=destination)
@@ -137,7 +138,7 @@ def to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
             CANCEL.check()
             failed = [f for f in futures if f.state.is_failed()]
         finally:
-            here.close_destination(destination)
+            close_destination(here, destination)
         if failed:
             return Failed(name=COPY_MISSING, message=f"{len(failed)} of {len(futures)} copies failed")
         return Completed(message=f"{len(futures)} copies")
@@ -154,7 +155,7 @@ def _submit(here: OpenSite, site: Site, back_group: str, destination: str) -> li
     by_run: dict[str, list[ImageRecord]] = {}
     for image in mine:
         by_run.setdefault(image.run, []).append(image)
-    lanes = here.destination(destination).lanes
+    lanes = destination_of(here, destination).lanes
     ordered = [image for images in by_run.values() for image in _in_order(images, lanes)]
     expected = expectation(here, ordered, destination)
     if expected:

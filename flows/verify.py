@@ -13,6 +13,7 @@ from pydantic import Field
 
 from blocks.site import Site
 from nightferry.copies import verify
+from nightferry.site.destinations import close_destination
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 
 
@@ -38,7 +39,7 @@ def verify_copies(
             bad = read_back(site, destination, sample_percent, recall)
         finally:
             for settings in here.site.destinations:
-                here.close_destination(settings.name)
+                close_destination(here, settings.name)
         if bad:
             return Failed(name="Partial", message=f"{bad} copies cannot be trusted")
         return Completed(message="every copy read back is right")

@@ -23,20 +23,20 @@ import threading
 from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from nightferry.catalog.events import Phase
 from nightferry.catalog.locks import Holder, Say, busy, locked_here, not_locked, quiet
 from nightferry.catalog.storage import Storage, check_name
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
 from nightferry.model.claim_records import LeaseRecord
+from nightferry.model.record import Record
+from nightferry.model.records import Event
 from nightferry.progress import Cancel
 from nightferry.units import format_duration
-
-if TYPE_CHECKING:
-    from nightferry.catalog.query import Catalog
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,26 @@ class _Seen(NamedTuple):
     at: float
 
 
+class Log(Protocol):
+    """What a lease needs of the catalog."""
+
+    def append(
+        self,
+        record: Record,
+        phase: Phase = "result",
+        expect: int | None = None,
+        permit: Callable[[], None] | None = None,
+    ) -> Event: ...
+
+    def latest_event(self, cls: type[Record], subject: str) -> Event | None: ...
+
+    def refresh(self) -> int: ...
+
+    def fence(self, lease: LeaseLock) -> None: ...
+
+    def unfence(self, lease: LeaseLock) -> None: ...
+
+
 class LeaseLock:
     """See ``RunLock``.
 
@@ -76,7 +96,7 @@ class LeaseLock:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: Log,
         storage: Storage,
         back_group: str,
         *,

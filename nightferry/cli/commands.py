@@ -18,7 +18,7 @@ from cyclopts import (
 
 from nightferry import __version__
 from nightferry.cli import session as sessions
-from nightferry.cli.app import SUMMARY, VERBS
+from nightferry.cli.verbs import SUMMARY, VERBS
 from nightferry.errors import ConfigError
 from nightferry.model.text import safe
 

@@ -27,6 +27,7 @@ from nightferry.model.records import (
     SealRecord,
     SelectionRecord,
 )
+from nightferry.site.destinations import destination_of
 from nightferry.site.marker import require_ours
 from nightferry.site.opened import OpenSite
 
@@ -114,7 +115,7 @@ def put_beside(opened: OpenSite, destination: str, when: datetime) -> None:
         OtherSite: it is another site's.
         DestinationError: it cannot be written.
     """
-    target = opened.destination(destination)
+    target = destination_of(opened, destination)
     if isinstance(target, Marked):
         require_ours(opened, destination, marking=True)
         target.put_records(records_name(opened.catalog.order, when), render(opened.catalog, opened.mark()))

@@ -10,6 +10,7 @@ from nightferry.errors import BusyError, ConfigError, DestinationError, Nightfer
 from nightferry.model.catalog_records import DeliveryRecord
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import CopyRecord
+from nightferry.site.destinations import destination_of
 from nightferry.site.marker import require_ours
 from nightferry.site.opened import OpenSite
 
@@ -22,7 +23,7 @@ def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
     name = catalog_name(opened.catalog.order, when)
     before = opened.catalog.latest(DeliveryRecord, destination)
     data, digest = opened.catalog.export(before.digest if before is not None else "")
-    opened.destination(destination).put_catalog(name, data)
+    destination_of(opened, destination).put_catalog(name, data)
     opened.catalog.append(DeliveryRecord(destination=destination, name=name, digest=digest, at=when))
     return name
 

@@ -12,6 +12,7 @@ from nightferry.model.names import parse_image_name
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.model.text import safe
 from nightferry.progress import Cancel
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from nightferry.site.whose import known_mark
 from nightferry.transfer.digest import digest_of, image_digest
@@ -75,7 +76,7 @@ def require_described(opened: OpenSite, copy: CopyRecord, cancel: Cancel) -> Non
     """
     image = opened.catalog.image(copy.image)
     try:
-        destination = opened.destination(copy.destination)
+        destination = destination_of(opened, copy.destination)
         # In this order no cartridge is mounted twice: that of the last trailer is in the drive.
         index, chunks = beside(destination, copy.location, image, cancel)
         found = destination.describe(copy.location)

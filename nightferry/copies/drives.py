@@ -11,6 +11,7 @@ from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.plan.balance import Lanes, predict_finish
 from nightferry.plan.restore_order import TAPE_SPEED
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from nightferry.units import counted, format_duration, format_size
 
@@ -85,7 +86,7 @@ def expectation(opened: OpenSite, images: Sequence[ImageRecord], destination: st
         if c.destination == destination and c.streamed is not None and c.streamed.seconds > 0
     ]
     rate = statistics.median(rates) if rates else TAPE_SPEED.bytes_per_s
-    count = opened.destination(destination).lanes
+    count = destination_of(opened, destination).lanes
     lanes = Lanes(count, rate / 2)
     sizes = {image.image: image.size_bytes for image in images}
     forecast = predict_finish([image.image for image in images], sizes, lanes)

@@ -30,6 +30,7 @@ from nightferry.image.frames import FRAME_BYTES, FramedReader, encode, encoded_b
 from nightferry.model.destinations import S3Settings
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.progress import Cancel
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from nightferry.transfer.base import CHUNK_BYTES, ByteReader
 from nightferry.transfer.throttle import Throttle
@@ -254,7 +255,7 @@ def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
         )
     encoding = encoding_of(copy.location)
     try:
-        destination = opened.destination(copy.destination)
+        destination = destination_of(opened, copy.destination)
     except ConfigError as error:
         # To who reads, a destination that this node cannot open is one that is away: another copy may do.
         raise DestinationError(error.message, hint=error.hint, subject=error.subject) from error

@@ -12,6 +12,7 @@ from nightferry.errors import ConfigError, WrongCartridge
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import CopyRecord
 from nightferry.plan.restore_order import stops
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.images import seems_staged
 
@@ -36,7 +37,7 @@ def tapes(opened: OpenSite, name: str | None = None) -> list[TapeDestination]:
         names = [name]
     if not names:
         raise ConfigError("the site has no tape library", hint=_NO_TAPE)
-    found = [opened.destination(n) for n in names]
+    found = [destination_of(opened, n) for n in names]
     return [d for d in found if isinstance(d, TapeDestination)]
 
 

@@ -14,6 +14,7 @@ from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import CopyRecord
 from nightferry.plan.restore_order import by_cartridge, stops
 from nightferry.progress import Cancel
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ def in_passes(
 def _lanes(opened: OpenSite, library: str) -> int:
     """Its drives. A library that cannot be opened has none: each piece then says so for itself."""
     try:
-        return opened.destination(library).lanes
+        return destination_of(opened, library).lanes
     except DestinationError:
         return 1
 
@@ -87,7 +88,7 @@ def _one_pass(
 
             # A library or cartridge that cannot be had: each piece says so for itself.
             with suppress(DestinationError, IntegrityError, BusyError):
-                tape = opened.destination(name)
+                tape = destination_of(opened, name)
                 if isinstance(tape, TapeDestination):
                     drive.enter_context(tape.kept_in_drive(stops(first)[0].barcode))
         done = []

@@ -10,11 +10,11 @@ from nightferry.copies.side_files import proven_chunks
 from nightferry.errors import CopyMissing
 from nightferry.image.chunks import CheckedReader
 from nightferry.model.names import choose
-from nightferry.model.records import CartridgeRecord, ImageRecord
-from nightferry.plan.restore_order import STAGING, Choice, Speed, choose_copies
-from nightferry.site.destinations import speed_of
+from nightferry.model.records import ImageRecord
+from nightferry.plan.restore_order import STAGING, Choice, choose_copies
 from nightferry.site.nodes import require_disk
 from nightferry.site.opened import OpenSite
+from nightferry.site.speeds import offsite, speeds
 from nightferry.staging.images import back_group_of, files_of, is_staged, seems_staged
 from nightferry.transfer.base import ByteReader
 
@@ -83,17 +83,3 @@ def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[
     else:
         with open_copy(opened, place.copy) as reader:
             yield CheckedReader(reader, chunks)
-
-
-def speeds(opened: OpenSite) -> dict[str, Speed]:
-    """What each destination can be expected to do, to choose where to restore from."""
-    return {d.name: speed_of(d) for d in opened.site.destinations}
-
-
-def offsite(opened: OpenSite) -> dict[str, set[str]]:
-    """Destination → barcodes of its cartridges that are in a vault."""
-    found: dict[str, set[str]] = {}
-    for record in opened.catalog.all(CartridgeRecord):
-        if record.state == "offsite":
-            found.setdefault(record.destination, set()).add(record.barcode)
-    return found

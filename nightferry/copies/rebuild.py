@@ -48,6 +48,7 @@ from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, CopySta
 from nightferry.model.site import Site, is_bucket
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
+from nightferry.site.destinations import destination_of
 from nightferry.site.elsewhere import settle_elsewhere
 from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.owed import missing
@@ -137,7 +138,7 @@ def rebuild(
         blank = Catalog(MemoryStorage(), node=os.uname().nodename, clock=clock)
         opened = stack.enter_context(OpenSite(loaded, clock=clock, catalog=blank))
         done = Rebuilt(copy, str(place))
-        destination = opened.destination(copy)
+        destination = destination_of(opened, copy)
         progress.say(f"looking at every copy at {copy}", subject=copy)
         marker = _marker(destination, done)
         catalog, digest = _newest_copy(destination, marker, done, clock, cancel)

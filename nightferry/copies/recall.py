@@ -10,6 +10,7 @@ from nightferry.errors import CatalogError, NeedsRecall, Unavailable
 from nightferry.model.records import CopyRecord, RecallRecord
 from nightferry.plan.restore_order import Choice
 from nightferry.progress import Cancel, Progress
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from nightferry.units import format_duration
 
@@ -53,7 +54,7 @@ class Turns:
 
 def archived(opened: OpenSite, copy: CopyRecord) -> Archived | None:
     """Where a copy lies that must be recalled before it can be read; None for any other."""
-    destination = opened.destination(copy.destination)
+    destination = destination_of(opened, copy.destination)
     return destination.archived(copy.location) if isinstance(destination, Recalls) else None
 
 
@@ -68,7 +69,7 @@ def recall(opened: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Ca
         DestinationError: the destination refuses.
         Cancelled: a stop was asked for.
     """
-    destination = opened.destination(copy.destination)
+    destination = destination_of(opened, copy.destination)
     away = archived(opened, copy)
     if away is None or not isinstance(destination, Recalls):
         return

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nightferry.copies.places import offsite, speeds
 from nightferry.destination.base import Destination
 from nightferry.errors import CatalogError, ConfigError, CopyMissing, NightferryError
 from nightferry.image.guard import require_proved
@@ -15,8 +14,10 @@ from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import ImageRecord
 from nightferry.plan.restore_order import STAGING, choose_copies
 from nightferry.progress import Cancel
+from nightferry.site.destinations import destination_of
 from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
+from nightferry.site.speeds import offsite, speeds
 from nightferry.staging.adoption import read_index
 from nightferry.staging.images import back_group_of, files_of, is_staged
 from nightferry.transfer.digest import image_digest, table_bytes
@@ -126,7 +127,7 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
             if place.copy is None:
                 yield STAGING, _staged(opened, image)
             else:
-                destination = opened.destination(place.source)
+                destination = destination_of(opened, place.source)
                 index, chunks = beside(destination, place.copy.location, image, opened.cancel)
                 yield place.source, SideFiles(index, whole(chunks))
         except NightferryError as error:

@@ -31,6 +31,7 @@ from nightferry.destination.ours import MARKER, render_marker
 from nightferry.errors import IntegrityError, MediumDamaged, NeedsRecall, NightferryError
 from nightferry.model.records import AwayRecord, CopyRecord, ImageRecord
 from nightferry.progress import Cancel, Progress
+from nightferry.site.destinations import destination_of
 from nightferry.site.marker import require_ours
 from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
@@ -124,7 +125,7 @@ def made_before(
     except NightferryError as error:
         note_away(opened, destination, error)
         raise
-    target = opened.destination(destination)
+    target = destination_of(opened, destination)
     copy = _arrived(opened, target, image)
     if copy is None:
         return _redescribed(opened, target, image, progress, cancel)
@@ -141,7 +142,7 @@ def make_copy(
     throttle = throttle_of(opened, destination)
     if throttle is not None:
         prepared = PacedOutgoing(prepared, throttle, cancel)
-    target = opened.destination(destination)
+    target = destination_of(opened, destination)
     copy = _put(opened, target, outgoing, prepared, progress=progress, cancel=cancel)
     if copy.state != "verified":
         copy = _read_back(opened, copy, progress, cancel)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightferry.copies.passes import in_passes
-from nightferry.copies.places import offsite, open_place, places_of
+from nightferry.copies.places import open_place, places_of
 from nightferry.copies.read_back import mark_damaged, verify_copy
 from nightferry.copies.recall import Turns, recall
 from nightferry.copies.side_files import proven_chunks
@@ -32,6 +32,7 @@ from nightferry.progress import Cancel, Progress
 from nightferry.site.marker import require_ours
 from nightferry.site.nodes import require_disk, working_on
 from nightferry.site.opened import OpenSite
+from nightferry.site.speeds import offsite
 from nightferry.staging.images import back_group_of, is_staged
 from nightferry.staging.owed import is_here, is_lost, note_loss, policy_of
 from nightferry.staging.room import free_room

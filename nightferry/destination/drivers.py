@@ -6,14 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from nightferry.destination.hosts import is_loopback, keep_direct
 from nightferry.errors import ConfigError, DestinationError, Unavailable
 from nightferry.model.redact import scrubbed
-from nightferry.model.secrets import is_reference, resolve_secret
-
-_UNENCRYPTED = {"ftp": "sftp", "http": "https", "webdav": "sftp"}
-"""Schemes that carry secrets and stores as they are, or to whoever answers (FTP's TLS is not checked by its driver),
-and what to take instead."""
 
 
 class Opened:
@@ -139,42 +133,6 @@ class Driver:
                 hint="install it beside nightferry, on every node that streams or restores",
                 subject=self.name,
             ) from error
-
-
-def open_driver(name: str, url: str, options: Mapping[str, Any]) -> Driver:
-    """The driver of a URL as the site file describes it. Nothing is sent yet.
-
-    Args:
-        name: The destination's name.
-        url: Its URL.
-        options: As written: secrets among them are references, which are resolved here.
-
-    Raises:
-        ConfigError: no such scheme, its package is missing, an option is wrong, a reference cannot be
-            resolved, or a secret would cross a network as it is.
-    """
-    keep_direct()
-    values, secrets = dict(options), []
-    for key, value in options.items():
-        if isinstance(value, str) and is_reference(value):
-            values[key] = resolve_secret(value).get_secret_value()
-            secrets.append(values[key])
-    scheme = url.partition("://")[0]
-    if scheme in _UNENCRYPTED and not is_loopback(url):
-        raise ConfigError(
-            f"destination {name}: {scheme}:// would carry stores without encryption",
-            hint=f"use {_UNENCRYPTED[scheme]}://; plain {scheme} is for loopback alone",
-            subject=name,
-        )
-    if scheme in ("sftp", "ssh"):
-        from nightferry.destination.sftp import SftpDriver
-
-        return SftpDriver(name, url, values, tuple(secrets))
-    if scheme == "ftp":
-        from nightferry.destination.ftp import FtpDriver
-
-        return FtpDriver(name, url, values, tuple(secrets))
-    return Driver(name, url, values, tuple(secrets))
 
 
 class Connections:

@@ -45,7 +45,6 @@ from nightferry.destination.copies import (
     side_path,
     watched,
 )
-from nightferry.destination.drivers import open_driver
 from nightferry.destination.leftovers import Entry, foreign, left_in, refuse_foreign
 from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadAt
 from nightferry.destination.odd import found_copy, odd_copy, require_found
@@ -67,6 +66,7 @@ from nightferry.destination.ours import (
     require_free,
     require_not_others,
 )
+from nightferry.destination.schemes import open_driver
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
 from nightferry.errors import (

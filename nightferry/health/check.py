@@ -17,6 +17,7 @@ from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.plan.expectation import elsewhere
 from nightferry.plan.layout import Layout
 from nightferry.site import surroundings
+from nightferry.site.destinations import destination_of
 from nightferry.site.marker import require_ours
 from nightferry.site.nodes import active_node, has_disk, placement, working_on
 from nightferry.site.opened import OpenSite
@@ -320,7 +321,7 @@ def _cluster(opened: OpenSite) -> Iterator[Finding]:
 def _destinations(opened: OpenSite) -> Iterator[Finding]:
     for settings in opened.site.destinations:
         try:
-            found = opened.destination(settings.name).check()
+            found = destination_of(opened, settings.name).check()
             yield from found
             if all(finding.severity != "fail" for finding in found):
                 require_ours(opened, settings.name)

@@ -47,6 +47,7 @@ from nightferry.retention.outlook import (
     look_ahead,
     scratch_cartridges,
 )
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import require_plausible_clock
 from nightferry.staging.images import is_staged
@@ -336,7 +337,7 @@ def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
             ``expiring``, and the next `expire` goes on with it.
         BusyError: another process recorded something about the copy meanwhile.
     """
-    target = opened.destination(row.copy.destination)
+    target = destination_of(opened, row.copy.destination)
     before = row.copy
     if opened.catalog.latest(CopyRecord, before.subject) != before:
         raise BusyError(
@@ -436,7 +437,7 @@ def _clear(opened: OpenSite, leftovers: Iterable[LeftoverOutlook], done: Expiry,
     for row in leftovers:
         cancel.check()
         try:
-            opened.destination(row.destination).clear(row.leftover)
+            destination_of(opened, row.destination).clear(row.leftover)
         except DestinationError as error:
             done.leftovers.append(replace(row, error=error.message))
         else:

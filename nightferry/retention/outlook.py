@@ -20,6 +20,7 @@ from nightferry.model.names import parse_image_name
 from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, ImageRecord, RunRecord
 from nightferry.plan.lines import lines
 from nightferry.plan.retention import Candidate, judge, night_of, nights_in_order
+from nightferry.site.destinations import destination_of
 from nightferry.site.marker import require_ours
 from nightferry.site.opened import OpenSite
 from nightferry.site.stamps import wrong_runs
@@ -271,7 +272,7 @@ def _spared(opened: OpenSite) -> dict[str, str]:
 def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
     if row.fate != "expires" or not row.copy.location:
         return row
-    lock = opened.destination(row.copy.destination).locked(row.copy.location)
+    lock = destination_of(opened, row.copy.destination).locked(row.copy.location)
     if lock is None:
         return row
     return CopyOutlook(row.image, row.copy, "locked", f"{row.why}; {lock}")
@@ -287,7 +288,7 @@ def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
     """
     if all(copy.destination != destination for copy in opened.catalog.all(CopyRecord)):
         return
-    for leftover in opened.destination(destination).leftovers(opened.clock.now() - LEFTOVER_AGE):
+    for leftover in destination_of(opened, destination).leftovers(opened.clock.now() - LEFTOVER_AGE):
         if leftover.what == "foreign":
             yield LeftoverOutlook(destination, leftover, why="nothing proves that it is ours")
             continue

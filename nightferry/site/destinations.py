@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from nightferry.destination.base import Destination
 from nightferry.errors import Unavailable
@@ -13,13 +15,38 @@ from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettin
 from nightferry.model.records import CopyRecord
 from nightferry.model.redact import redacted
 from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
+from nightferry.site.opened import OpenSite
 from nightferry.site.register import CatalogRegister
-
-if TYPE_CHECKING:
-    from nightferry.site.opened import OpenSite
 
 DEFAULT_STREAMS = 4
 """Images written to a folder at once when the site file does not say."""
+
+
+class _Open:
+    """The destinations that are open, for all threads of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_name: dict[str, Destination] = {}
+
+
+def destination_of(opened: OpenSite, name: str) -> Destination:
+    """The opened destination; the same object for all threads of this process."""
+    known = opened.part(_Open)
+    with known.lock:
+        if name not in known.by_name:
+            known.by_name[name] = open_destination(opened, opened.site.destination(name))
+            opened.on_close(partial(close_destination, opened, name))
+        return known.by_name[name]
+
+
+def close_destination(opened: OpenSite, name: str) -> None:
+    """Unloads and unlocks a destination; it is opened again when next asked for. One that is closed is fine."""
+    known = opened.part(_Open)
+    with known.lock:
+        destination = known.by_name.pop(name, None)
+    if destination is not None:
+        destination.close()
 
 
 def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destination:

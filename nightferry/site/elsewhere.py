@@ -13,6 +13,7 @@ from nightferry.destination.ours import parse_marker
 from nightferry.errors import ConfigError, DestinationError
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import THERE, CopyRecord
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 
 
@@ -59,7 +60,7 @@ def _listed(opened: OpenSite, name: str, mark: SiteMark | None) -> set[str] | No
     """The images that something lies of at a destination; None when it does not say that it is this site's."""
     if isinstance(opened.site.destination(name), TapeSettings):
         return None
-    target = opened.destination(name)
+    target = destination_of(opened, name)
     if not isinstance(target, Marked) or mark is None:
         return None
     text = target.marker()

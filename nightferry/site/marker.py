@@ -12,6 +12,7 @@ from nightferry.destination.base import Destination, Marked, SiteMark, nobody
 from nightferry.destination.ours import MARKER, parse_marker, render_marker
 from nightferry.errors import NotVisible, OtherSite
 from nightferry.model.records import THERE, CopyRecord
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from nightferry.site.whose import known_mark
 
@@ -36,7 +37,7 @@ def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -
         DestinationError: it cannot be looked at.
     """
     mark = known_mark(opened.catalog, opened.site.site.name)
-    target = opened.destination(destination)
+    target = destination_of(opened, destination)
     proved = opened.part(_Proved)
     if target in proved:
         return

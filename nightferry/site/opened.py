@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,13 +24,12 @@ from nightferry.cluster.disk import FOLDER, BackDisk
 from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.cluster.reader_agent import registered
-from nightferry.destination.base import Destination, SiteMark
+from nightferry.destination.base import SiteMark
 from nightferry.errors import CatalogError, OtherSite
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
 from nightferry.model.site import Site
 from nightferry.progress import QUIET, Cancel, Progress
-from nightferry.site.destinations import open_destination
 from nightferry.site.register import CatalogConstraints
 from nightferry.site.whose import known_mark, require_mark
 
@@ -85,7 +85,6 @@ class OpenSite:
             except OtherSite:
                 self._closing.close()
                 raise
-        self._destinations: dict[str, Destination] = {}
         self._lock = threading.Lock()
         self._mark: SiteMark | None = None
         self._mark_lock = threading.Lock()
@@ -173,13 +172,6 @@ class OpenSite:
                 self._mark = require_mark(self.catalog, self.site.site.name, self.clock, operator())
             return self._mark
 
-    def destination(self, name: str) -> Destination:
-        """The opened destination; the same object for all threads of this process."""
-        with self._lock:
-            if name not in self._destinations:
-                self._destinations[name] = open_destination(self, self.site.destination(name))
-            return self._destinations[name]
-
     def part(self, kind: type[T]) -> T:
         """The one ``kind`` of this process, made when it is first asked for: what a room remembers while the site is
         open."""
@@ -187,13 +179,6 @@ class OpenSite:
             if kind not in self._parts:
                 self._parts[kind] = kind()
             return cast("T", self._parts[kind])
-
-    def close_destination(self, name: str) -> None:
-        """Unloads and unlocks a destination; it is opened again when next asked for."""
-        with self._lock:
-            destination = self._destinations.pop(name, None)
-        if destination is not None:
-            destination.close()
 
     def warn(self, text: str, subject: str = "") -> None:
         """Says, once, what a verb goes on without: to whoever watches its progress, else in the log."""
@@ -204,9 +189,11 @@ class OpenSite:
 
     # -- closing ------------------------------------------------------------------------------
 
+    def on_close(self, end: Callable[[], object]) -> None:
+        """Is called when the site is closed, what came last first."""
+        self._closing.callback(end)
+
     def close(self) -> None:
-        for name in list(self._destinations):
-            self.close_destination(name)
         self._closing.close()
 
     def __enter__(self) -> OpenSite:

@@ -12,10 +12,11 @@ from nightferry.errors import NightferryError, StagingFull
 from nightferry.progress import Cancel
 from nightferry.transfer.base import CHUNK_BYTES, PayloadHasher
 from nightferry.transfer.digest import ChunkTable
+from nightferry.transfer.engines import open_engine
 from nightferry.transfer.files import ALIGNMENT, data_extents, reopen_direct, round_up
 from nightferry.transfer.meter import Meter
 from nightferry.transfer.newfile import NewFile
-from nightferry.transfer.ring import Buffers, RingSettings, Transfer, open_engine
+from nightferry.transfer.ring import Buffers, RingSettings, Transfer
 from nightferry.transfer.throttle import Throttle
 
 __all__ = ["DirectWriter", "RingSettings", "data_extents"]

@@ -11,8 +11,9 @@ from typing import Self
 
 from nightferry.errors import IntegrityError, MediumDamaged, Unavailable
 from nightferry.transfer.base import CHUNK_BYTES
+from nightferry.transfer.engines import open_engine
 from nightferry.transfer.files import ALIGNMENT, reopen_direct, round_up
-from nightferry.transfer.ring import Buffers, Engine, EngineName, InlineEngine, Transfer, open_engine
+from nightferry.transfer.ring import Buffers, Engine, EngineName, InlineEngine, Transfer
 
 _DAMAGED = frozenset({errno.EIO, errno.EILSEQ, errno.ENODATA})
 

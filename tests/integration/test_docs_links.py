@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.cli.app import VERBS
+from nightferry.cli.verbs import VERBS
 
 TOP = Path(__file__).parents[2]
 PAGES = sorted([*TOP.glob("*.md"), *(TOP / "docs").rglob("*.md")])

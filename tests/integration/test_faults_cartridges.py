@@ -14,6 +14,7 @@ from nightferry.destination.tape.library import TapeDestination
 from nightferry.errors import ConfigError, DestinationError, NoScratch, WrongCartridge
 from nightferry.model.records import CartridgeRecord
 from nightferry.night.report import night_result
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.outside import tape_copies
@@ -43,7 +44,7 @@ def record_of(opened: OpenSite, barcode: str) -> CartridgeRecord:
 
 def label_only(opened: OpenSite) -> None:
     """Makes the library and labels nothing."""
-    assert isinstance(opened.destination("tape"), TapeDestination)
+    assert isinstance(destination_of(opened, "tape"), TapeDestination)
     opened.close()
 
 
@@ -152,7 +153,7 @@ def test_cartridges_with_live_images_are_never_written_over(make_site: MakeSite)
         with pytest.raises(DestinationError):
             night.stage_two(opened, record)
         assert night_result(opened, record).outcome == "CopyMissing"
-        destination = opened.destination("tape")
+        destination = destination_of(opened, "tape")
         assert isinstance(destination, TapeDestination)
         for pool in ("daily", "monthly"):
             with pytest.raises(

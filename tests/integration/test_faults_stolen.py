@@ -22,6 +22,7 @@ from nightferry.errors import Cancelled, NotOwner
 from nightferry.model.records import ImageRecord, RunRecord
 from nightferry.night import gate, move, run, stage
 from nightferry.progress import QUIET, Cancel, Quiet
+from nightferry.site.destinations import destination_of
 from nightferry.site.nodes import active_node
 from nightferry.site.opened import OpenSite
 from nightferry.staging import adoption, leftovers, ownership
@@ -197,7 +198,7 @@ def test_stage_two_stops_on_a_stolen_disk_and_makes_no_copy(
         assert thief.done
         copies = opened.catalog.all_copies(image.image)
         assert [c.state for c in copies] == ["writing"]
-        assert opened.destination(destination).find(image.image, copies[0].epoch) is None
+        assert destination_of(opened, destination).find(image.image, copies[0].epoch) is None
         assert contents(site.disk).keys() & {"SG1/a"} == set()
         assert not list(site.disk.glob("SG1/*/*.damaged")), "a disk that is gone says nothing of its images"
 

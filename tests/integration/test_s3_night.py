@@ -12,12 +12,12 @@ import pytest
 
 from nightferry.cli.output import dump_json
 from nightferry.copies import places, verify
-from nightferry.copies.places import speeds
 from nightferry.errors import DestinationError, NightferryError
 from nightferry.health.check import check
 from nightferry.night.report import night_result, report_markdown
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
+from nightferry.site.speeds import speeds
 from nightferry.staging.images import staged_path
 from tests.servers.proxy import Proxy
 from tests.servers.seaweed import KEYS, Seaweed

@@ -17,6 +17,7 @@ from nightferry.health.check import check
 from nightferry.model.records import RecallRecord
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from nightferry.staging.images import staged_path
 from tests.servers.moto import KEYS, Moto
@@ -129,7 +130,7 @@ def test_tier_and_days_are_what_the_site_file_says(
     site = archived_site(make_site(copies=()), moto, moto.endpoint, more=more)
     with on_the_cloud_alone(site, HandClock()) as opened:
         sent = []
-        client = opened.destination("cloud")._bucket._connection.client  # type: ignore[attr-defined]  # its events
+        client = destination_of(opened, "cloud")._bucket._connection.client  # type: ignore[attr-defined]  # its events
         client.meta.events.register(
             "before-call.s3.RestoreObject", lambda params, **_: sent.append(bytes(params["body"]))
         )
@@ -151,7 +152,7 @@ def test_copies_that_need_no_recall_are_read_first_suspect_ones_too(
         assert bring_back(opened, tmp_path / "1").copy == "folder"
         for copy in opened.catalog.copies(image.image):
             if copy.destination == "folder":
-                opened.destination("folder").remove(copy.location)
+                destination_of(opened, "folder").remove(copy.location)
             if copy.destination == "tape":
                 opened.catalog.append(copy.model_copy(update={"state": "suspect"}))
         plan = restore.plan_restore(opened, image, (), tmp_path / "2")
@@ -312,10 +313,10 @@ def test_where_checksums_count_an_archived_copy_is_verified_as_it_arrives(
             assert copy.state == "verified"
             assert copy.location.get("encoding", "") == ("zstd" if encode else "")
             # A crash between the last object and the record: the copy is found again, and still proved.
-            found = opened.destination("cloud").find(image, copy.epoch)
+            found = destination_of(opened, "cloud").find(image, copy.epoch)
             assert found is not None
             assert found.verified
-            with pytest.raises(NeedsRecall), opened.destination("cloud").open(copy.location):
+            with pytest.raises(NeedsRecall), destination_of(opened, "cloud").open(copy.location):
                 pass
             (checked, _) = verify.verify_copies(opened, "cloud", progress=QUIET, cancel=Cancel())
             assert checked.note

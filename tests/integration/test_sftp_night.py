@@ -20,6 +20,7 @@ from nightferry.health.check import check
 from nightferry.model.findings import Finding
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from nightferry.staging.images import staged_path
 from tests.servers.sshd import Sshd, require_sshd, serving
@@ -196,7 +197,9 @@ def test_a_server_killed_in_the_middle_leaves_no_copy_and_the_rerun_makes_one(
         assert not remote.data(image, "meta.json").exists()
         assert not remote.data(image).exists()
         own_sshd.start()
-        left = opened.destination("remote").leftovers(datetime.max.replace(tzinfo=UTC) - timedelta(days=1))
+        left = destination_of(opened, "remote").leftovers(
+            datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
+        )
         assert [(one.what, one.image) for one in left] == [("unfinished", image)]
         assert night.night(opened, BACK_GROUP).result == "whole"
         assert states(opened, image) == {"remote": "verified"}
@@ -286,7 +289,7 @@ def test_without_a_file_of_known_hosts_nothing_is_sent(
         (finding,) = findings(opened)
         assert "no known host keys" in finding.text
         with pytest.raises(ConfigError):
-            opened.destination("remote")
+            destination_of(opened, "remote")
 
 
 def test_a_place_that_may_only_be_read_is_found_by_check(make_site: MakeSite, tmp_path: Path) -> None:

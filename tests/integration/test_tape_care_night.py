@@ -17,6 +17,7 @@ from nightferry.destination.tape.scsi_library import ScsiLibrary
 from nightferry.errors import WrongCartridge
 from nightferry.model.records import DriveRecord
 from nightferry.progress import Quiet
+from nightferry.site.destinations import destination_of
 from tests.support.brought import bring_back
 from tests.support.night import night
 from tests.support.outside import compare_tree
@@ -94,7 +95,7 @@ def test_a_drive_is_cleaned_between_two_images_and_what_refuses_or_is_foreign_is
     assert used == {"A00003L9", "A00004L9"}
     # Only `media erase` makes the foreign one ours; `label` refuses it.
     with site.open() as opened:
-        tape = opened.destination("tape")
+        tape = destination_of(opened, "tape")
         with pytest.raises(WrongCartridge):
             tape.label("A00002L9", "daily")  # type: ignore[attr-defined] # a tape library
         assert tapes["foreign"].blocks == FOREIGN

@@ -29,6 +29,7 @@ from typing import Any
 
 from nightferry.health.status import status
 from nightferry.night import gate
+from nightferry.site.destinations import destination_of
 from tests.support.brought import bring_back
 from tests.support.night import night
 from tests.support.outside import compare_tree, folder_copies, tape_copies, wrong_images
@@ -221,7 +222,7 @@ class Sweep:
                 ]
             # A night that had nothing left to do did not use the library: what a kill while a drive was unloaded left
             # there goes when it is used next.
-            opened.destination("tape")
+            destination_of(opened, "tape")
             images = [image.image for image in opened.catalog.images()]
             staged = [image for image in images if not opened.catalog.freed(image)]
         return {"problems": problems, "images": images, "staged": staged}

@@ -17,6 +17,7 @@ from nightferry.destination.tape.library import TapeDestination
 from nightferry.errors import DestinationError
 from nightferry.model.load import load_site
 from nightferry.site import libraries
+from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from tests.support.outgoing import MIB, PlainImage, put
 
@@ -41,7 +42,7 @@ def open_as(site: Path, host_locks: Path, name: str) -> OpenSite:
 
 def tape_of(opened: OpenSite) -> TapeDestination:
     """Its library."""
-    tape = opened.destination("tape")
+    tape = destination_of(opened, "tape")
     assert isinstance(tape, TapeDestination)
     return tape
 

@@ -9,8 +9,9 @@ import pytest
 from cyclopts import App
 
 from nightferry.cli import session as sessions
-from nightferry.cli.app import VERBS, main
+from nightferry.cli.app import main
 from nightferry.cli.commands import app
+from nightferry.cli.verbs import VERBS
 from nightferry.errors import CatalogError, GateClosed, PartialResult
 
 PROGRAM = """

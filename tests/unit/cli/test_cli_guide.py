@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from nightferry.cli.app import VERBS, main
+from nightferry.cli.app import main
+from nightferry.cli.verbs import VERBS
 
 
 def shown(capsys, *words):

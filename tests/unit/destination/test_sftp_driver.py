@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.drivers import open_driver
 from nightferry.destination.failure import as_destination_error
+from nightferry.destination.schemes import open_driver
 from nightferry.errors import ConfigError, Unavailable
 from tests.conftest import needs
 

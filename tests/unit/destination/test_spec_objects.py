@@ -12,8 +12,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import register_implementation
 
-from nightferry.destination.drivers import open_driver
 from nightferry.destination.fsspec import FsspecDestination
+from nightferry.destination.schemes import open_driver
 from nightferry.destination.spec import SpecObjects
 from nightferry.destination.spec_check import look
 from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
