@@ -57,6 +57,8 @@ def rebuild(*, copy: str, to: str) -> int:
         (done.foreign, "not ours, and left alone"),
     ):
         words += [f"{what}: {path}" for path in paths]
+    if done.foreign_count > len(done.foreign):
+        words.append(f"not ours, and left alone: {done.foreign_count - len(done.foreign)} more")
     words += [f"its copies stay as recorded: {why}" for why in done.unseen]
     words += [f"owes copies, and was found nowhere: {image}" for image in done.missing]
     words += done.notes

@@ -54,6 +54,8 @@ from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.owed import missing
 from nightferry.units import counted
 
+MOST_FOREIGN = 24
+"""What is not ours is named up to so many times, and counted."""
 _LEFTOVERS = {"indexes"}
 """What a rebuild that was cut off left: it is written over."""
 
@@ -87,7 +89,9 @@ class Rebuilt:
     left_out: list[str] = field(default_factory=list)
     """Folders of images that could not be taken."""
     foreign: list[str] = field(default_factory=list)
-    """What lies among the copies and is not called as an image: left alone."""
+    """What lies among the copies and is not called as an image: left alone. The first ``MOST_FOREIGN`` of them."""
+    foreign_count: int = 0
+    """How many there are in all."""
     unproved: bool = False
     """The copy of the catalog that it began with has no digest: an older release wrote it."""
     beside: int = 0
@@ -259,7 +263,18 @@ def _scan(
     """Whole copies, and folders of images that are none; what is another site's, or foreign, is only named."""
     found: list[Found] = []
     odd: list[Odd] = []
-    for one in destination.scan(odd.append):
+
+    def tell(each: Odd) -> None:
+        cancel.check()
+        if each.image:
+            odd.append(each)
+            return
+        # Others may have any number of objects there: they are counted, not kept.
+        done.foreign_count += 1
+        if len(done.foreign) < MOST_FOREIGN:
+            done.foreign.append(safe(each.path))
+
+    for one in destination.scan(tell):
         cancel.check()
         if one.site is not None and (one.site.id != mark.id if mark is not None else one.site.site != site):
             done.left_out.append(f"images/{one.image}")
@@ -270,8 +285,7 @@ def _scan(
             found.append(one)
             if one.note:
                 done.notes.append(f"images/{safe(one.image)} at {destination.name}: {one.note}")
-    done.foreign += [safe(each.path) for each in odd if not each.image]
-    return found, [each for each in odd if each.image]
+    return found, odd
 
 
 def _whose(found: Iterable[Found], done: Rebuilt) -> SiteMark | None:

@@ -428,13 +428,13 @@ class FsspecDestination:
 
     def _scanned(self, image: str) -> Found | Odd:
         folder = f"images/{image}"
+        if not is_image(image):  # nothing is read of what others have there
+            return Odd(folder, "its name is not an image's")
         said = self._copy_of(image)
         read = self._read_in(image)
         if said is not None:
             meta = self._read(f"{folder}/{META}", MOST_BYTES[META])
             return found_copy(said, meta, image, lambda: self._first_side_file(image))
-        if not is_image(image):
-            return Odd(folder, "its name is not an image's")
         sizes = {
             n: self._objects.size(f"{folder}/{n}") or 0 for n in self._objects.names(folder) if is_object(n)
         }

@@ -26,6 +26,7 @@ from nightferry.staging.images import is_staged, staged_path
 from nightferry.staging.room import remove_staged
 from tests.support import night
 from tests.support.command_site import Command
+from tests.support.measured import measured
 from tests.support.outside import compare_tree
 from tests.support.peak import peak_bytes
 from tests.support.small_site import BACK_GROUP, HandClock, SmallSite
@@ -215,6 +216,30 @@ def test_one_odd_file_stops_no_rebuild(
             victim.unlink()
         victim.write_bytes(BEFORE[victim])
     assert peak_bytes() < before + (300 << 20), "nothing of 12 GiB was read"
+
+
+def test_twenty_thousand_foreign_names_are_counted_and_the_first_are_named(make_site: MakeSite) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+    lose(site)
+    rebuild = ("catalog", "rebuild", "--copy", "folder", "--json", "--to")
+    few = measured(site.file, *rebuild, site.home / "first")
+    assert (few.ran.code, few.ran.document["foreign"], few.ran.document["foreign_count"]) == (0, [], 0)
+    names = [f"{'of somebody else ' * 12}{number:05d}" for number in range(20_000)]
+    for name in names:
+        (site.objects / "images" / name).touch()
+    many = measured(site.file, *rebuild, site.home / "second")
+    assert many.ran.code == 0, many.ran.err
+    assert many.ran.document["foreign_count"] == len(names)
+    assert [path.partition("/")[2] for path in many.ran.document["foreign"]] == names[:24]
+    assert len(many.ran.out) < 16 << 10
+    assert many.ran.document["added"] == few.ran.document["added"]
+    # The names once, as the folder is listed; not again as findings.
+    assert many.memory_bytes - few.memory_bytes < 48 << 20
+    shown = measured(site.file, *rebuild[:-2], "--to", site.home / "third").ran.out
+    assert shown.count("not ours, and left alone: images/") == 24
+    assert "not ours, and left alone: 19976 more" in shown
 
 
 def test_an_index_that_is_not_the_images_own_is_damage(make_site: MakeSite, nightferry: Command) -> None:

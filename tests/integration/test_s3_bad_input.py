@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nightferry.destination.base import Odd
 from nightferry.destination.s3 import probe
 from nightferry.destination.s3.client import is_loopback, split_url
 from nightferry.errors import ConfigError, DestinationError, IntegrityError, MediumDamaged, Unavailable
@@ -20,8 +21,11 @@ from tests.servers.proxy import Ask, Fault, Proxy, proxied
 from tests.servers.seaweed import KEYS, READER_KEYS, WRITER_KEYS, Seaweed
 from tests.support.buckets import PART, open_bucket
 from tests.support.outgoing import MIB, PlainImage, at_chunk, put, read_all
+from tests.support.peak import peak_bytes
+from tests.support.tapes import named
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
+IMAGE = named("i1")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +34,7 @@ def _ask_the_store_anew() -> None:
 
 
 def small() -> PlainImage:
-    return PlainImage("i1", random.Random(1).randbytes(MIB + 3))
+    return PlainImage(IMAGE, random.Random(1).randbytes(MIB + 3))
 
 
 @pytest.mark.parametrize(
@@ -56,10 +60,10 @@ def test_wrong_keys_are_said_without_being_shown(
 
 def test_a_missing_bucket_is_no_damage_and_no_absence(seaweed: Seaweed) -> None:
     destination = open_bucket(seaweed, "x", url="s3://nobucket/tex")
-    location = {"image": "i1", "epoch": 1, "size_bytes": 5}
+    location = {"image": IMAGE, "epoch": 1, "size_bytes": 5}
     for ask in (
         lambda: put(destination, small()),
-        lambda: destination.find("i1", 1),
+        lambda: destination.find(IMAGE, 1),
         lambda: destination.open(location).__enter__(),
         lambda: destination.side_file(location, "index"),
     ):
@@ -75,14 +79,14 @@ def test_a_key_that_may_only_read_restores_and_is_refused_for_writing(seaweed: S
     reader = open_bucket(seaweed, prefix, keys=READER_KEYS)
     assert read_all(reader, receipt) == wanted.data
     with pytest.raises(DestinationError, match="AccessDenied"):
-        put(reader, PlainImage("i2", wanted.data))
+        put(reader, PlainImage(named("i2"), wanted.data))
     assert [f.id for f in reader.check()] == ["NF-S3-001"]
 
 
 def test_a_key_that_may_only_write_makes_verified_copies(seaweed: Seaweed) -> None:
     prefix = seaweed.prefix()
     writer = open_bucket(seaweed, prefix, keys=WRITER_KEYS)
-    wanted = PlainImage("i1", random.Random(2).randbytes(PART + MIB))
+    wanted = PlainImage(IMAGE, random.Random(2).randbytes(PART + MIB))
     receipt = put(writer, wanted)
     assert receipt.verified
     assert read_all(open_bucket(seaweed, prefix), receipt) == wanted.data
@@ -93,13 +97,13 @@ def test_a_key_that_may_only_write_makes_verified_copies(seaweed: Seaweed) -> No
 
 
 def test_an_object_replaced_while_it_is_read_is_not_believed(seaweed: Seaweed) -> None:
-    prefix, wanted = seaweed.prefix(), PlainImage("i1", random.Random(3).randbytes(9 * MIB))
+    prefix, wanted = seaweed.prefix(), PlainImage(IMAGE, random.Random(3).randbytes(9 * MIB))
     destination = open_bucket(seaweed, prefix)
     receipt = put(destination, wanted)
     with destination.open(receipt.location) as reader:
         assert reader.read(0, 5) == wanted.data[:5]
         seaweed.client().put_object(
-            Bucket=seaweed.bucket, Key=f"{prefix}/images/i1/data", Body=b"y" * len(wanted.data)
+            Bucket=seaweed.bucket, Key=f"{prefix}/images/{IMAGE}/data", Body=b"y" * len(wanted.data)
         )
         with pytest.raises(MediumDamaged, match="not the object any more"):
             list(reader.stream(0, reader.size_bytes))
@@ -109,11 +113,11 @@ def test_an_object_truncated_or_gone_is_damaged(seaweed: Seaweed) -> None:
     prefix, wanted = seaweed.prefix(), small()
     destination = open_bucket(seaweed, prefix)
     receipt = put(destination, wanted)
-    client, key = seaweed.client(), f"{prefix}/images/i1/data"
+    client, key = seaweed.client(), f"{prefix}/images/{IMAGE}/data"
     client.put_object(Bucket=seaweed.bucket, Key=key, Body=wanted.data[:100])
     with pytest.raises(MediumDamaged, match="has 100 bytes"), destination.open(receipt.location):
         pass
-    assert destination.find("i1", 1) is None
+    assert destination.find(IMAGE, 1) is None
     client.delete_object(Bucket=seaweed.bucket, Key=key)
     with pytest.raises(MediumDamaged, match="is not there"), destination.open(receipt.location):
         pass
@@ -157,7 +161,7 @@ def test_damaged_staging_leaves_neither_object_nor_parts(seaweed: Seaweed) -> No
     prefix = seaweed.prefix()
     destination = open_bucket(seaweed, prefix)
     with pytest.raises(IntegrityError, match="chunk 6"):
-        put(destination, PlainImage("i1", bytes(12 * MIB), on_chunk=at_chunk(6, damaged)))
+        put(destination, PlainImage(IMAGE, bytes(12 * MIB), on_chunk=at_chunk(6, damaged)))
     assert seaweed.keys_below(prefix) == []
     assert seaweed.uploads_below(prefix) == []
 
@@ -170,7 +174,7 @@ def test_an_endpoint_that_does_not_compare_is_found_out_and_read_back(seaweed: S
 
     proxy.rule = without_comparison
     destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint)
-    wanted = PlainImage("i1", random.Random(4).randbytes(PART + MIB))
+    wanted = PlainImage(IMAGE, random.Random(4).randbytes(PART + MIB))
     receipt = put(destination, wanted)
     assert not receipt.verified
     assert read_all(destination, receipt) == wanted.data
@@ -181,7 +185,7 @@ def test_an_endpoint_without_conditions_is_written_to_all_the_same(seaweed: Seaw
     unknown = Fault(answer=(501, {}, b"<Error><Code>NotImplemented</Code></Error>"))
     proxy.rule = lambda ask: unknown if "If-None-Match" in ask.headers else None
     destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint)
-    for name, size in (("i1", MIB), ("i2", PART + MIB)):
+    for name, size in ((IMAGE, MIB), (named("i2"), PART + MIB)):
         wanted = PlainImage(name, random.Random(name).randbytes(size))
         assert read_all(destination, put(destination, wanted)) == wanted.data
 
@@ -209,7 +213,58 @@ def test_a_side_file_of_a_huge_length_is_not_read(seaweed: Seaweed, proxy: Proxy
     proxy.rule = lambda ask: Fault(answer=(200, {"Content-Length": str(1 << 50)}, b"x"))
     destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint)
     with pytest.raises(MediumDamaged, match="may have"):
-        destination.side_file({"image": "i1", "epoch": 1, "size_bytes": 5}, "meta.json")
+        destination.side_file({"image": IMAGE, "epoch": 1, "size_bytes": 5}, "meta.json")
+
+
+@pytest.mark.parametrize("name", ["meta.json", "index"])
+def test_a_side_file_without_length_or_end_is_refused_and_hung_up_on(
+    seaweed: Seaweed, proxy: Proxy, name: str
+) -> None:
+    proxy.rule = lambda ask: Fault(endless=ask.method == "GET" and ask.path.endswith(name))
+    prefix = seaweed.prefix()
+    receipt = put(open_bucket(seaweed, prefix), small())
+    destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint)
+    with pytest.raises(MediumDamaged, match="without a length"):
+        destination.side_file(receipt.location, name)
+    destination.close()
+    # What is under way when nobody listens any more: a few buffers of the kernel's.
+    assert 0 < proxy.endless_bytes < 32 * MIB
+
+
+def test_a_listing_of_a_hundred_thousand_foreign_names_is_told_page_by_page(
+    seaweed: Seaweed, proxy: Proxy
+) -> None:
+    destination = open_bucket(seaweed, prefix := seaweed.prefix(), endpoint=proxy.endpoint)
+    proxy.rule = lambda ask: Fault(answer=_page(ask, f"{prefix}/images/", pages=100))
+    told, begun = 0, 0
+
+    def tell(odd: Odd) -> None:
+        nonlocal told, begun
+        assert odd.image == ""
+        told += 1
+        if told == 5_000:
+            begun = peak_bytes()
+
+    assert list(destination.scan(tell)) == []
+    assert told == 100_000
+    assert len(proxy.asked) == 100, "nothing is read of what is not called as an image"
+    assert peak_bytes() - begun < 16 * MIB
+
+
+def _page(ask: Ask, below: str, pages: int) -> tuple[int, dict[str, str], bytes]:
+    """A page of a listing with a thousand folders, and the way to the next."""
+    number = int(ask.query.get("continuation-token", ["0"])[0])
+    folders = "".join(
+        f"<CommonPrefixes><Prefix>{below}holiday-{number:03d}-{each:03d}/</Prefix></CommonPrefixes>"
+        for each in range(1000)
+    )
+    more = f"<NextContinuationToken>{number + 1}</NextContinuationToken>" if number + 1 < pages else ""
+    text = (
+        f"<ListBucketResult><Name>copies</Name><Prefix>{below}</Prefix><Delimiter>/</Delimiter><KeyCount>1000"
+        f"</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>{'true' if more else 'false'}</IsTruncated>{more}{folders}"
+        "</ListBucketResult>"
+    )
+    return 200, {"Content-Type": "application/xml"}, text.encode()
 
 
 def test_a_range_that_is_not_the_one_asked_for_is_refused(seaweed: Seaweed, proxy: Proxy) -> None:
@@ -266,9 +321,9 @@ def test_locked_copies_cannot_be_erased_before_their_time(seaweed: Seaweed, lock
     lock = Lock(mode="governance", days=3)
     destination = open_bucket(seaweed, "x", url=f"s3://{locking}/tex", lock=lock, clock=_Later(days=0))
     assert destination.check() == []
-    wanted = PlainImage("i1", random.Random(5).randbytes(PART + MIB))
+    wanted = PlainImage(IMAGE, random.Random(5).randbytes(PART + MIB))
     receipt = put(destination, wanted)
-    client, key = seaweed.client(), "tex/images/i1/data"
+    client, key = seaweed.client(), f"tex/images/{IMAGE}/data"
     head = client.head_object(Bucket=locking, Key=key)
     assert head["ObjectLockMode"] == "GOVERNANCE"
     assert head["ObjectLockRetainUntilDate"] - datetime.now(UTC) > timedelta(days=2, hours=23)
@@ -276,7 +331,7 @@ def test_locked_copies_cannot_be_erased_before_their_time(seaweed: Seaweed, lock
         client.delete_object(Bucket=locking, Key=key, VersionId=head["VersionId"])
     assert read_all(destination, receipt) == wanted.data
     destination.remove(receipt.location)  # hidden by a marker: the lock keeps the bytes
-    assert destination.find("i1", 1) is None
+    assert destination.find(IMAGE, 1) is None
     assert put(destination, wanted, epoch=2).verified
 
 
@@ -292,7 +347,7 @@ def test_a_bucket_that_locks_by_itself_takes_copies_and_is_told_of(seaweed: Seaw
     (finding,) = destination.check()
     assert (finding.id, finding.severity) == ("NF-S3-007", "note")
     assert "1 days" in finding.text
-    wanted = PlainImage("i1", random.Random(6).randbytes(PART + MIB))
+    wanted = PlainImage(IMAGE, random.Random(6).randbytes(PART + MIB))
     receipt = put(destination, wanted)
     assert receipt.verified
     destination.put_catalog("catalog-1.parquet", b"x")
@@ -309,7 +364,9 @@ def test_storage_classes_are_the_datas_alone(seaweed: Seaweed) -> None:
     put(open_bucket(seaweed, prefix, storage_class="STANDARD_IA"), small())
     client = seaweed.client()
     classes = {
-        name: client.head_object(Bucket=seaweed.bucket, Key=f"{prefix}/images/i1/{name}").get("StorageClass")
+        name: client.head_object(Bucket=seaweed.bucket, Key=f"{prefix}/images/{IMAGE}/{name}").get(
+            "StorageClass"
+        )
         for name in ("data", "meta.json")
     }
     assert classes == {"data": "STANDARD_IA", "meta.json": None}
@@ -329,7 +386,7 @@ def test_an_archived_copy_is_no_damaged_one(seaweed: Seaweed, proxy: Proxy) -> N
 def test_memory_is_bounded_over_all_streams(seaweed: Seaweed) -> None:
     destination = open_bucket(seaweed, seaweed.prefix(), uploader={"memory_bytes": 2 * PART})
     threads = [
-        threading.Thread(target=put, args=(destination, PlainImage(f"i{number}", bytes(3 * PART))))
+        threading.Thread(target=put, args=(destination, PlainImage(named(f"i{number}"), bytes(3 * PART))))
         for number in range(3)
     ]
     for thread in threads:

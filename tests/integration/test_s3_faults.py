@@ -20,14 +20,16 @@ from tests.servers.proxy import Ask, Fault, Proxy
 from tests.servers.seaweed import Seaweed
 from tests.support.buckets import PART, open_bucket
 from tests.support.outgoing import MIB, PlainImage, at_chunk, put, read_all
+from tests.support.tapes import named
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
+IMAGE = named("i1")
 
 _NEVER = Cancel()
 THREE_PARTS = 2 * PART + MIB + 77
 
 
-def image(name: str = "i1", size: int = THREE_PARTS) -> PlainImage:
+def image(name: str = IMAGE, size: int = THREE_PARTS) -> PlainImage:
     return PlainImage(name, random.Random(name).randbytes(size))
 
 
@@ -106,7 +108,7 @@ def test_an_upload_cut_for_good_at_every_tenth_goes_on_from_its_parts(seaweed: S
         )
         with pytest.raises(Unavailable):
             put(destination, wanted)
-        assert destination.find("i1", 1) is None
+        assert destination.find(IMAGE, 1) is None
     proxy.rule = lambda ask: None
     sent = proxy.count(lambda ask: ask.is_part)
     assert put(destination, wanted).verified
@@ -164,7 +166,7 @@ def test_eight_streams_refused_on_every_third_request_all_arrive(seaweed: Seawee
     proxy.rule = rule
     prefix = seaweed.prefix()
     destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint, attempts=14)
-    images = [image(f"i{number}", size=MIB + number) for number in range(8)]
+    images = [image(named(f"i{number}"), size=MIB + number) for number in range(8)]
     arrived: dict[str, bytes] = {}
 
     def carry(one: PlainImage) -> None:
@@ -254,7 +256,7 @@ def test_a_kill_with_two_parts_up_then_a_rerun_leaves_one_object(seaweed: Seawee
     child = os.fork()
     if child == 0:
         dying = PlainImage(
-            "i1", wanted.data, on_chunk=at_chunk(2 * PART // MIB + 1, die_when_two_parts_are_up)
+            IMAGE, wanted.data, on_chunk=at_chunk(2 * PART // MIB + 1, die_when_two_parts_are_up)
         )
         try:
             put(open_bucket(seaweed, prefix), dying)
@@ -263,7 +265,7 @@ def test_a_kill_with_two_parts_up_then_a_rerun_leaves_one_object(seaweed: Seawee
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status)
     destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint)
-    assert destination.find("i1", 1) is None
+    assert destination.find(IMAGE, 1) is None
     assert put(destination, wanted, epoch=2).verified
     assert proxy.count(lambda ask: ask.is_part and is_data(ask)) == 1
     assert_one_whole_copy(seaweed, prefix, destination, wanted)
@@ -275,7 +277,7 @@ def test_a_kill_between_data_and_side_files_sends_the_data_once(seaweed: Seaweed
     proxy.rule = lambda ask: Fault(cut_request=0) if ask.path.endswith("/index") else None
     with pytest.raises(Unavailable):
         put(destination, wanted)
-    assert destination.find("i1", 1) is None
+    assert destination.find(IMAGE, 1) is None
     proxy.rule = lambda ask: None
     sent = proxy.count(lambda ask: ask.is_part and is_data(ask))
     assert put(destination, wanted, epoch=2).verified
@@ -286,7 +288,7 @@ def test_a_kill_between_data_and_side_files_sends_the_data_once(seaweed: Seaweed
 def test_data_of_an_earlier_try_that_is_not_ours_is_replaced(seaweed: Seaweed) -> None:
     prefix, wanted = seaweed.prefix(), image()
     destination = open_bucket(seaweed, prefix)
-    key = f"{prefix}/images/i1/data"
+    key = f"{prefix}/images/{IMAGE}/data"
     seaweed.client().put_object(
         Bucket=seaweed.bucket, Key=key, Body=b"x" * len(wanted.data), Metadata={"nightferry-digest": "d1"}
     )

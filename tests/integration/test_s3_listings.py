@@ -17,6 +17,7 @@ from tests.servers.seaweed import Seaweed
 from tests.support.bucket_catalog import bucket_place
 from tests.support.buckets import open_bucket
 from tests.support.outgoing import MIB, PlainImage, put
+from tests.support.tapes import named
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
@@ -34,7 +35,7 @@ def copies(seaweed: Seaweed, proxy: Proxy) -> Iterator[S3Destination]:
     """Five copies, reached through the proxy."""
     destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint)
     for number in range(IMAGES):
-        put(destination, PlainImage(f"i{number}", bytes(100)))
+        put(destination, PlainImage(named(f"i{number}"), bytes(100)))
     yield destination
     destination.close()
 
@@ -80,7 +81,7 @@ READINGS: dict[str, Callable[[S3Destination], object]] = {
     "copies": lambda d: list(d.scan()),
     "catalogs": lambda d: d.catalog_copies(),
     "orphans": lambda d: list(d.leftovers(LATER)),
-    "expiry": lambda d: d.expire({"image": "i1", "epoch": 1, "size_bytes": 100}, "d1"),
+    "expiry": lambda d: d.expire({"image": named("i1"), "epoch": 1, "size_bytes": 100}, "d1"),
 }
 
 
@@ -95,7 +96,9 @@ def test_a_listing_cut_short_is_an_error_wherever_it_is_read(
         READINGS[reading](copies)
     assert not refused.value.retryable
     proxy.rule = lambda ask: None
-    assert [found.image for found in copies.scan()] == [f"i{n}" for n in range(IMAGES)]  # nothing was removed
+    assert [found.image for found in copies.scan()] == [
+        named(f"i{n}") for n in range(IMAGES)
+    ]  # nothing was removed
 
 
 @pytest.mark.parametrize("edit", [of_version_1, short, foreign], ids=lambda edit: str(edit.__name__))
@@ -150,12 +153,12 @@ def test_pages_are_read_to_the_last(copies: S3Destination, proxy: Proxy) -> None
 def test_parts_and_uploads_cut_short_stop_the_put(
     seaweed: Seaweed, copies: S3Destination, proxy: Proxy
 ) -> None:
-    big = PlainImage("i9", bytes(11 * MIB))
+    big = PlainImage(named("i9"), bytes(11 * MIB))
     for query in ("uploads", "uploadId"):
         proxy.rule = lambda ask: (
             Fault(answer=(400, {}, b"")) if ask.is_part and ask.query["partNumber"] == ["2"] else None
         )
-        key = copies._bucket.key("images/i9/data")
+        key = copies._bucket.key(f"images/{named('i9')}/data")
         begun = seaweed.client().create_multipart_upload(Bucket=seaweed.bucket, Key=key)
         seaweed.client().upload_part(
             Bucket=seaweed.bucket, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=bytes(5 * MIB)
@@ -165,7 +168,7 @@ def test_parts_and_uploads_cut_short_stop_the_put(
         )
         with pytest.raises(DestinationError, match="this listing is not whole"):
             put(copies, big)
-        assert seaweed.keys_below(copies._bucket.key("images/i9")) == []
+        assert seaweed.keys_below(copies._bucket.key(f"images/{named('i9')}")) == []
 
 
 def test_the_catalogs_log_cut_short_is_no_shorter_log(seaweed: Seaweed, proxy: Proxy) -> None:

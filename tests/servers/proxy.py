@@ -40,8 +40,9 @@ class Fault:
     ``cut_request`` and ``cut_answer``: the connection is reset after so many bytes of body. ``lose_answer``: the
     server does the work and nobody hears of it. ``stall``: silence. ``answer``: status, headers, body; the
     server never sees the request. ``spoil``: one bit of the request's body is flipped on the way. ``edit``: what
-    becomes of the answer's body. ``drop``: headers of the request, in lower case, that are lost on the way (its
-    signature is then wrong). ``deaf``: no 100 Continue is ever said.
+    becomes of the answer's body. ``endless``: an answer of 200 whose body, without a length, never ends.
+    ``drop``: headers of the request, in lower case, that are lost on the way (its signature is then wrong).
+    ``deaf``: no 100 Continue is ever said.
     """
 
     cut_request: int | None = None
@@ -53,6 +54,7 @@ class Fault:
     edit: Callable[[bytes], bytes] | None = None
     drop: frozenset[str] = frozenset()
     deaf: bool = False
+    endless: bool = False
 
 
 Rule = Callable[[Ask], Fault | None]
@@ -66,6 +68,8 @@ class Proxy:
     rule: Rule = lambda ask: None
     asked: list[Ask] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
+    endless_bytes: int = 0
+    """Sent of bodies without an end."""
 
     def count(self, wanted: Callable[[Ask], bool]) -> int:
         return sum(1 for ask in self.asked if wanted(ask))
@@ -134,6 +138,8 @@ class _Handler(socketserver.StreamRequestHandler):
             body[len(body) // 2] ^= 1
         if fault.answer is not None:
             return self._answer(method, *fault.answer)
+        if fault.endless:
+            return self._write_on()
         upstream = http.client.HTTPConnection(self.target, timeout=60)
         upstream.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
@@ -162,10 +168,19 @@ class _Handler(socketserver.StreamRequestHandler):
         if not any(name.lower() == "content-length" for name in kept):
             kept["Content-Length"] = str(len(body))
         lines += [f"{name}: {value}" for name, value in kept.items()]
-        self.wfile.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
-        if method != "HEAD":
-            self.wfile.write(body if cut is None else body[:cut])
+        shown = b"" if method == "HEAD" else body if cut is None else body[:cut]
+        # In one piece: a second one would wait for the peer to acknowledge the first.
+        self.wfile.write("\r\n".join([*lines, "", ""]).encode("latin-1") + shown)
         return True
+
+    def _write_on(self) -> bool:
+        """Sends chunks until the peer hangs up, or the test is over."""
+        self.wfile.write(b"HTTP/1.1 200 Whatever\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunk = b"%x\r\n%s\r\n" % (1 << 16, b"{" * (1 << 16))
+        while not self.proxy.ended.is_set():
+            self.proxy.endless_bytes += 1 << 16
+            self.wfile.write(chunk)
+        return False
 
     def _reset(self) -> bool:
         """Closes at once with a reset, so that the peer sees a cut and no end."""

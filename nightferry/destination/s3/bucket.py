@@ -296,7 +296,9 @@ class Bucket:
                 raise
             body = answer["Body"]
             try:
-                length = int(answer.get("ContentLength", most_bytes + 1))
+                length = answer.get("ContentLength")
+                if length is None:
+                    raise MediumDamaged(f"{self.name}: {key} came without a length", subject=self.name)
                 if length > most_bytes:
                     raise MediumDamaged(
                         f"{self.name}: {key} has {length} bytes, at most {most_bytes} make sense",

@@ -544,12 +544,12 @@ class S3Destination:
 
     def _scanned(self, image: str) -> Found | Odd:
         folder, read = f"images/{image}", self._read_in(image)
+        if not is_image(image):  # nothing is read of what others have there
+            return Odd(folder, "its name is not an image's")
         said, _ = self._copy_of(image)
         meta = None if said is None else read(META)
         if said is not None and meta is not None:
             return found_copy(said, meta, image, lambda: self._bucket.get(f"{folder}/{ORIGIN}", MARKER_BYTES))
-        if not is_image(image):
-            return Odd(folder, "its name is not an image's")
         sizes = {
             entry.path.removeprefix(f"{folder}/"): entry.size_bytes
             for entry in self._bucket.tree(f"{folder}/")
