@@ -33,9 +33,9 @@ from bench.common import (
 )
 from nightferry.catalog.query import Catalog
 from nightferry.destination.base import Encoding, Receipt
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
-from nightferry.destination.tape.virtual import VirtualLibrary, create
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
+from nightferry.destination.tape.library.virtual import VirtualLibrary, create
 from nightferry.progress import QUIET, Cancel
 from nightferry.site.register import CatalogRegister
 from nightferry.transfer.base import CHUNK_BYTES

@@ -36,10 +36,10 @@ from bench.common import (
 from bench.tape import Staged, table_of
 from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape.changer import Address
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
-from nightferry.destination.tape.scsi_open import Options, open_iscsi
+from nightferry.destination.tape.library.changer import Address
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
+from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
 from nightferry.progress import QUIET, Cancel
 from nightferry.scsi import cdb
 from nightferry.scsi.iscsi import IscsiTransport, Portal

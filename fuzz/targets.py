@@ -622,13 +622,13 @@ def _read_crm(data: bytes) -> None:
 
 
 def _labels() -> tuple[bytes, ...]:
-    from nightferry.destination.tape.label import new_label
+    from nightferry.destination.tape.format.label import new_label
 
     return tuple(new_label(barcode, "night", WHEN).render() for barcode in ("A00001L9", "X"))
 
 
 def _read_label(data: bytes) -> None:
-    from nightferry.destination.tape.label import NotALabel, parse
+    from nightferry.destination.tape.format.label import NotALabel, parse
     from nightferry.errors import WrongCartridge
 
     try:
@@ -640,7 +640,7 @@ def _read_label(data: bytes) -> None:
 def _trailers() -> tuple[bytes, ...]:
     from blake3 import blake3
 
-    from nightferry.destination.tape.layout import Location, Part, Trailer, render_trailer
+    from nightferry.destination.tape.format.layout import Location, Part, Trailer, render_trailer
 
     this = Part(barcode="A2", label="b" * 32, file=1, first_record=0, records=1, bytes=1000, trailer=2)
     members = {"meta.json": b"{}", "chunks": b"x" * 8}
@@ -673,8 +673,8 @@ def _change_trailer(data: bytes, random: Random) -> bytes:
 
 
 def _read_trailer(data: bytes) -> None:
-    from nightferry.destination.tape.drive import Mark
-    from nightferry.destination.tape.layout import begins_a_trailer, read_trailer, records_of
+    from nightferry.destination.tape.drives.base import Mark
+    from nightferry.destination.tape.format.layout import begins_a_trailer, read_trailer, records_of
 
     records = [bytes(record) for record in records_of(data)] or [b""]
     begins_a_trailer(records[0])

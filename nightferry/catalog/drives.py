@@ -5,7 +5,7 @@ that the holder lives is shown by one beat file for all drives of a process. Who
 takes the lease over when it has not changed for ``LEASE_S`` by the watcher's own monotonic clock.
 
 The log alone cannot stop a holder that only slept from writing on to the drive. So a lease comes with two duties,
-which ``destination/tape/scsi_device.py`` does for both sides:
+which ``destination/tape/drives/scsi_device.py`` does for both sides:
 
 - Whoever gets a drive that somebody else had last resets it, before anything else. Its next answer to everybody
   is a unit attention then, and what it was asked is not done.
@@ -56,7 +56,7 @@ class _Beating(NamedTuple):
 
 
 class DriveLease:
-    """A drive that this process may use; see ``destination.tape.lease.Lease``."""
+    """A drive that this process may use; see ``destination.tape.drives.lease.Lease``."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from nightferry.cli.session import current
 from nightferry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nightferry.destination.tape.media import MediumView
+    from nightferry.destination.tape.library.media import MediumView
 
 app = App(name="media", help="Cartridges.")
 LibraryName = Annotated[str | None, Parameter(name="--library")]

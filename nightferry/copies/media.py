@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.media import MediumView
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.media import MediumView
 from nightferry.errors import ConfigError, WrongCartridge
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import CopyRecord

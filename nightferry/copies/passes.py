@@ -84,7 +84,7 @@ def _one_pass(
     with ExitStack() as drive:
         first = copy_of(pieces[0])
         if name and first is not None and len(pieces) > 1:
-            from nightferry.destination.tape.library import TapeDestination
+            from nightferry.destination.tape.library.destination import TapeDestination
 
             # A library or cartridge that cannot be had: each piece says so for itself.
             with suppress(DestinationError, IntegrityError, BusyError):

@@ -547,7 +547,7 @@ def _settle_missing(
 
 def _cartridges_elsewhere(catalog: Catalog, destination: Destination) -> set[str]:
     """Barcodes that copies name and the library does not have; none where there are no cartridges."""
-    from nightferry.destination.tape.library import TapeDestination
+    from nightferry.destination.tape.library.destination import TapeDestination
 
     if not isinstance(destination, TapeDestination):
         return set()
@@ -591,7 +591,7 @@ def _add_runs(catalog: Catalog, site: Site, destination: str) -> None:
 def _add_cartridges(catalog: Catalog, destination: Destination, done: Rebuilt) -> None:
     """Cartridges that the catalog does not know, or knows by another label; what else is new on one that it
     knows is found when it is next written to."""
-    from nightferry.destination.tape.library import TapeDestination
+    from nightferry.destination.tape.library.destination import TapeDestination
 
     if not isinstance(destination, TapeDestination):
         return

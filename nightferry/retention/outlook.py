@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from nightferry.copies.accept import named_left_out
 from nightferry.destination.base import Leftover
-from nightferry.destination.tape.pool import is_being_written
+from nightferry.destination.tape.library.pool import is_being_written
 from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, NightferryError, OtherSite
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.names import parse_image_name

@@ -58,8 +58,8 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
     match settings:
         case TapeSettings():
             from nightferry.catalog.drives import DriveLeases
-            from nightferry.destination.tape.library import TapeDestination
-            from nightferry.destination.tape.pool import Pool
+            from nightferry.destination.tape.library.destination import TapeDestination
+            from nightferry.destination.tape.library.pool import Pool
             from nightferry.site.libraries import Keepers, open_library
 
             library = settings.library

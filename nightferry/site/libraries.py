@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from nightferry.clock import Clock
-from nightferry.destination.tape.changer import Library
-from nightferry.destination.tape.lease import Leases
+from nightferry.destination.tape.library.changer import Library
+from nightferry.destination.tape.drives.lease import Leases
 from nightferry.errors import NotInThisRelease
 from nightferry.model.destinations import IscsiLibrary, NdmpLibrary, ScsiLibrary, VirtualLibrary
 from nightferry.model.destinations import Library as LibrarySettings
@@ -17,7 +17,7 @@ from nightferry.model.secrets import resolve_secret
 from nightferry.site.state import make_private_folder, state_home
 
 if TYPE_CHECKING:
-    from nightferry.destination.tape.scsi_open import Options
+    from nightferry.destination.tape.library.scsi_open import Options
 
 HOST_LOCKS = Path("/run/nightferry-locks")
 """Where root's processes on this host find each other's locks, whatever site they work for. Not in /run/lock, where
@@ -48,20 +48,20 @@ def open_library(settings: LibrarySettings, keepers: Keepers, clock: Clock) -> L
     """
     match settings:
         case VirtualLibrary():
-            from nightferry.destination.tape.virtual import open_virtual
+            from nightferry.destination.tape.library.virtual import open_virtual
 
             return open_virtual(
                 settings.path, settings.drives, settings.slots, settings.cartridge_bytes, settings.ports
             )
         case IscsiLibrary():
-            from nightferry.destination.tape.scsi_open import open_iscsi
+            from nightferry.destination.tape.library.scsi_open import open_iscsi
             from nightferry.scsi.iscsi import Portal
 
             password = resolve_secret(settings.password).get_secret_value() if settings.password else ""
             portal = Portal(settings.portal, settings.target, settings.user, password, settings.initiator)
             return open_iscsi(portal, settings.drives, _options(settings, keepers), clock)
         case ScsiLibrary():
-            from nightferry.destination.tape.scsi_open import open_scsi
+            from nightferry.destination.tape.library.scsi_open import open_scsi
 
             return open_scsi(settings.changer, settings.drives, _options(settings, keepers), clock)
         case NdmpLibrary():
@@ -71,7 +71,7 @@ def open_library(settings: LibrarySettings, keepers: Keepers, clock: Clock) -> L
 
 
 def _options(settings: IscsiLibrary | ScsiLibrary, keepers: Keepers) -> Options:
-    from nightferry.destination.tape.scsi_open import Options
+    from nightferry.destination.tape.library.scsi_open import Options
 
     folders = (_host_locks(), keepers.folder)
     return Options(

@@ -27,9 +27,9 @@ from nightferry.destination.base import Outgoing, Receipt, SiteMark, encoding_of
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.s3.destination import open_s3
 from nightferry.destination.s3.wire import BoundedSession
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
-from nightferry.destination.tape.virtual import open_virtual
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
+from nightferry.destination.tape.library.virtual import open_virtual
 from nightferry.errors import (
     Cancelled,
     ConfigError,

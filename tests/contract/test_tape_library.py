@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.base import Receipt
-from nightferry.destination.tape.changer import Address, Library
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
+from nightferry.destination.tape.library.changer import Address, Library
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
 from nightferry.errors import DestinationError, Unavailable
 from nightferry.progress import QUIET, Cancel
 from tests.support.outgoing import MIB, PlainImage, put
@@ -222,7 +222,7 @@ def test_the_library_is_left_with_every_cartridge_in_a_slot(
 _HOLD = """
 import sys, time
 from pathlib import Path
-from nightferry.destination.tape.lock import try_lock
+from nightferry.destination.tape.drives.lock import try_lock
 lock = try_lock(Path(sys.argv[1]), "other")
 print("held" if lock else "refused", flush=True)
 sys.stdin.read()

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.base import Receipt
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
-from nightferry.destination.tape.scsi_changer import ScsiChanger
-from nightferry.destination.tape.scsi_drive import ScsiDrive
-from nightferry.destination.tape.scsi_library import ScsiLibrary
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
+from nightferry.destination.tape.library.scsi_changer import ScsiChanger
+from nightferry.destination.tape.drives.scsi import ScsiDrive
+from nightferry.destination.tape.library.scsi_library import ScsiLibrary
 from nightferry.errors import DestinationError
 from nightferry.scsi.transport import Indeterminate
 from tests.support import scripted_library as play

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import demo
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
-from nightferry.destination.tape.virtual import VirtualLibrary, create
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
+from nightferry.destination.tape.library.virtual import VirtualLibrary, create
 from nightferry.model.load import load_site
 from nightferry.progress import QUIET, Cancel
 from nightferry.site.opened import OpenSite

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape.library import TapeDestination
+from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.errors import ConfigError, DestinationError, NoScratch, WrongCartridge
 from nightferry.model.records import CartridgeRecord
 from nightferry.night.report import night_result

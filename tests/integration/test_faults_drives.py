@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nightferry.copies import verify
-from nightferry.destination.tape.drive import RECORD_BYTES, Mark
-from nightferry.destination.tape.virtual_drive import VirtualDrive
+from nightferry.destination.tape.drives.base import RECORD_BYTES, Mark
+from nightferry.destination.tape.drives.virtual import VirtualDrive
 from nightferry.errors import IntegrityError, MediumDamaged
 from nightferry.model.records import CopyRecord, DriveRecord
 from nightferry.progress import QUIET, Cancel

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nightferry.destination.tape.virtual import VirtualLibrary
+from nightferry.destination.tape.library.virtual import VirtualLibrary
 from nightferry.model.records import CartridgeRecord, CopyRecord
 from nightferry.staging.images import staged_path
 from tests.support.command_site import SOURCES, Command, CommandSite

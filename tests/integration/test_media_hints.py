@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape.virtual import VirtualLibrary
+from nightferry.destination.tape.library.virtual import VirtualLibrary
 from nightferry.errors import NoScratch
 from tests.support import night
 from tests.support.command_site import BACK, Command, CommandSite, Ran

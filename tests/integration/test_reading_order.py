@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nightferry.copies.verify import verify_copies
-from nightferry.destination.tape.drive import Mark, Waiting, no_waiting
-from nightferry.destination.tape.virtual_drive import VirtualDrive
+from nightferry.destination.tape.drives.base import Mark, Waiting, no_waiting
+from nightferry.destination.tape.drives.virtual import VirtualDrive
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
 from nightferry.restore.restore_group import plan_group, restore_group

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nightferry.copies.delivery import deliver_catalog
-from nightferry.destination.tape.changer import Address
-from nightferry.destination.tape.virtual import open_virtual
+from nightferry.destination.tape.library.changer import Address
+from nightferry.destination.tape.library.virtual import open_virtual
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.site import catalog_bucket
 from tests.servers.seaweed import Seaweed

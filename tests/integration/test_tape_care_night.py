@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from nightferry.destination.tape import scsi_open
-from nightferry.destination.tape.scsi_changer import ScsiChanger
-from nightferry.destination.tape.scsi_drive import ScsiDrive
-from nightferry.destination.tape.scsi_library import ScsiLibrary
+from nightferry.destination.tape.library import scsi_open
+from nightferry.destination.tape.library.scsi_changer import ScsiChanger
+from nightferry.destination.tape.drives.scsi import ScsiDrive
+from nightferry.destination.tape.library.scsi_library import ScsiLibrary
 from nightferry.errors import WrongCartridge
 from nightferry.model.records import DriveRecord
 from nightferry.progress import Quiet

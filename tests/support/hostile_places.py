@@ -14,10 +14,10 @@ from typing import Any
 from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape.changer import Address, Library
-from nightferry.destination.tape.drive import RECORD_BYTES, Mark
-from nightferry.destination.tape.scsi_open import Options, open_iscsi
-from nightferry.destination.tape.virtual import VirtualLibrary
+from nightferry.destination.tape.library.changer import Address, Library
+from nightferry.destination.tape.drives.base import RECORD_BYTES, Mark
+from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
+from nightferry.destination.tape.library.virtual import VirtualLibrary
 from nightferry.scsi.iscsi import Portal
 from tests.servers.seaweed import Seaweed
 from tests.servers.tgtd import TARGET, Tgtd

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from nightferry.catalog import drives
-from nightferry.destination.tape.library import TapeDestination
+from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.errors import DestinationError
 from nightferry.model.load import load_site
 from nightferry.site import libraries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from nightferry.destination.tape.st_node import Op, Status
+from nightferry.destination.tape.drives.st_node import Op, Status
 from tests.support.scripted_library import Tape
 
 _ONLINE, _DOOR_OPEN, _WRITE_PROTECTED = 0x01000000, 0x00040000, 0x04000000

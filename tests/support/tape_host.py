@@ -13,9 +13,9 @@ from pathlib import Path
 
 from nightferry.catalog.query import Catalog
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
-from nightferry.destination.tape.scsi_open import Options, open_iscsi
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
+from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
 from nightferry.scsi.iscsi import Portal
 from nightferry.site.register import CatalogRegister
 from tests.servers.tgtd import TARGET

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from nightferry.destination.tape.changer import Address, Library
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
+from nightferry.destination.tape.library.changer import Address, Library
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
 from nightferry.model.records import CartridgeRecord
 from tests.support.outgoing import MIB
 from tests.support.tapes import MemoryRegister

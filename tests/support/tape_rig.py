@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from nightferry.destination.tape.changer import Address
-from nightferry.destination.tape.drive import TapeDrive
-from nightferry.destination.tape.library import TapeDestination
-from nightferry.destination.tape.pool import Pool
-from nightferry.destination.tape.virtual import VirtualLibrary, create
+from nightferry.destination.tape.library.changer import Address
+from nightferry.destination.tape.drives.base import TapeDrive
+from nightferry.destination.tape.library.destination import TapeDestination
+from nightferry.destination.tape.library.pool import Pool
+from nightferry.destination.tape.library.virtual import VirtualLibrary, create
 from tests.support.outgoing import MIB
 from tests.support.tapes import MemoryRegister
 

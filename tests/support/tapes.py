@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from nightferry.destination.base import Receipt
-from nightferry.destination.tape.library import TapeDestination
+from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.model.records import CartridgeRecord, DriveRecord
 from nightferry.progress import Quiet
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nightferry.destination.tape.drive import EndOfMedium, Mark, Position
-from nightferry.destination.tape.scsi_drive import ScsiDrive
+from nightferry.destination.tape.drives.base import EndOfMedium, Mark, Position
+from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.errors import (
     Cancelled,
     DestinationError,

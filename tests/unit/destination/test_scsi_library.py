@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape.changer import UNREADABLE, Address
-from nightferry.destination.tape.scsi_changer import ScsiChanger
-from nightferry.destination.tape.scsi_library import ScsiLibrary, match_drives, smallest_capacity
+from nightferry.destination.tape.library.changer import UNREADABLE, Address
+from nightferry.destination.tape.library.scsi_changer import ScsiChanger
+from nightferry.destination.tape.library.scsi_library import ScsiLibrary, match_drives, smallest_capacity
 from nightferry.errors import ConfigError, DestinationError, PositionLost, Unavailable
 from nightferry.scsi.cdb import ElementStatus, ElementType
 from nightferry.scsi.transport import Indeterminate

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape import scsi_open
-from nightferry.destination.tape.scsi_library import ScsiLibrary
-from nightferry.destination.tape.scsi_open import Options, open_scsi
+from nightferry.destination.tape.library import scsi_open
+from nightferry.destination.tape.library.scsi_library import ScsiLibrary
+from nightferry.destination.tape.library.scsi_open import Options, open_scsi
 from tests.support.scripted_library import ScriptedChanger, ScriptedDrive
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape import st_node
-from nightferry.destination.tape.drive import EndOfMedium, Position
-from nightferry.destination.tape.st_drive import StDrive
-from nightferry.destination.tape.st_node import LinuxTapeNode, Op, is_tape_node
+from nightferry.destination.tape.drives import st_node
+from nightferry.destination.tape.drives.base import EndOfMedium, Position
+from nightferry.destination.tape.drives.st import StDrive
+from nightferry.destination.tape.drives.st_node import LinuxTapeNode, Op, is_tape_node
 from nightferry.errors import (
     ConfigError,
     DestinationError,

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from nightferry.destination.tape.bays import Bays
-from nightferry.destination.tape.changer import Address, Element, Library
+from nightferry.destination.tape.library.bays import Bays
+from nightferry.destination.tape.library.changer import Address, Element, Library
 from nightferry.errors import Unavailable
 
 SLOT, DRIVE = Address("slot", 3), Address("drive", 1)

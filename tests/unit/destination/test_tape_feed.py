@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nightferry.destination.tape.feed import Feed, Waits, fed
+from nightferry.destination.tape.library.feed import Feed, Waits, fed
 from nightferry.errors import Cancelled, IntegrityError
 from nightferry.progress import Cancel
 

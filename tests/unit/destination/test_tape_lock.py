@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape.lock import try_lock
+from nightferry.destination.tape.drives.lock import try_lock
 from tests.conftest import needs
 from tests.support.disks import bound_read_only
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from nightferry.destination.tape.pool import Pool
+from nightferry.destination.tape.library.pool import Pool
 from nightferry.model.records import CartridgeRecord, CartridgeState
 
 

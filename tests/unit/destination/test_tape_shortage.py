@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nightferry.destination.tape.shortage import Need, Shortage
+from nightferry.destination.tape.library.shortage import Need, Shortage
 from nightferry.progress import QUIET, Cancel
 
 MIB = 1 << 20
