@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from nightferry.clock import Clock
-from nightferry.destination.tape.library.changer import Library
 from nightferry.destination.tape.drives.lease import Leases
+from nightferry.destination.tape.library.changer import Library
 from nightferry.errors import NotInThisRelease
 from nightferry.model.destinations import IscsiLibrary, NdmpLibrary, ScsiLibrary, VirtualLibrary
 from nightferry.model.destinations import Library as LibrarySettings

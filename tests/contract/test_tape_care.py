@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from nightferry.destination.tape.library.changer import Address
 from nightferry.destination.tape.drives.base import Waiting, no_waiting
+from nightferry.destination.tape.library.changer import Address
 from nightferry.errors import (
     DestinationError,
     MediumDamaged,

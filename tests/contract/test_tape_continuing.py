@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.base import Receipt
-from nightferry.destination.tape.library.changer import Address, Library
 from nightferry.destination.tape.drives.base import Mark
+from nightferry.destination.tape.library.changer import Address, Library
 from nightferry.errors import Cancelled, NoScratch
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape.library.changer import Address
 from nightferry.destination.tape.drives.base import EndOfMedium, Mark, Position, TapeDrive
 from nightferry.destination.tape.drives.scsi import ScsiDrive
-from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
 from nightferry.destination.tape.drives.st import StDrive
-from nightferry.destination.tape.library.virtual import VirtualLibrary, create
 from nightferry.destination.tape.drives.watched import WatchedDrive
+from nightferry.destination.tape.library.changer import Address
+from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
+from nightferry.destination.tape.library.virtual import VirtualLibrary, create
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
 from nightferry.scsi.iscsi import Portal
 from tests.servers.tgtd import TARGET, Tgtd

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.tape.drives.base import MOST_LOST, TapeDrive
+from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.destination.tape.library.pool import Pool
 from nightferry.destination.tape.library.scsi_changer import ScsiChanger
-from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.destination.tape.library.scsi_library import ScsiLibrary
 from nightferry.errors import MediumDamaged, PositionLost, Unavailable
 from nightferry.progress import QUIET, Cancel

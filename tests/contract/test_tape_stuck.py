@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape.library.changer import Address, Element
 from nightferry.destination.tape.drives.base import EndOfMedium
+from nightferry.destination.tape.library.changer import Address, Element
 from nightferry.errors import DestinationError, NoScratch, PositionLost, Unavailable
 from tests.support.outgoing import MIB, at_chunk, put
 from tests.support.outgoing import PlainImage as Image

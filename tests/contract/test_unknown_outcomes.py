@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.base import Receipt
+from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.destination.tape.library.pool import Pool
 from nightferry.destination.tape.library.scsi_changer import ScsiChanger
-from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.destination.tape.library.scsi_library import ScsiLibrary
 from nightferry.errors import DestinationError
 from nightferry.scsi.transport import Indeterminate

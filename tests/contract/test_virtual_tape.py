@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from nightferry.destination.base import Receipt
-from nightferry.destination.tape.library.changer import Address, Element
 from nightferry.destination.tape.drives.base import EndOfMedium
-from nightferry.destination.tape.format.label import new_label
-from nightferry.destination.tape.library.virtual import VirtualLibrary, open_virtual
 from nightferry.destination.tape.drives.virtual import VirtualDrive
+from nightferry.destination.tape.format.label import new_label
+from nightferry.destination.tape.library.changer import Address, Element
+from nightferry.destination.tape.library.virtual import VirtualLibrary, open_virtual
 from nightferry.errors import (
     BusyError,
     Cancelled,

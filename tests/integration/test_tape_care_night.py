@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.destination.tape.library import scsi_open
 from nightferry.destination.tape.library.scsi_changer import ScsiChanger
-from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.destination.tape.library.scsi_library import ScsiLibrary
 from nightferry.errors import WrongCartridge
 from nightferry.model.records import DriveRecord

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightferry.destination.tape.drives.base import RECORD_BYTES, Mark
+from nightferry.destination.tape.drives.virtual import Runs, parse_runs, uniform
 from nightferry.destination.tape.format.label import Label, NotALabel, parse
 from nightferry.destination.tape.format.layout import (
     Location,
@@ -19,7 +20,6 @@ from nightferry.destination.tape.format.layout import (
     records_of,
     render_trailer,
 )
-from nightferry.destination.tape.drives.virtual import Runs, parse_runs, uniform
 from nightferry.errors import MediumDamaged
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,30}", fullmatch=True)

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from nightferry.destination.tape.drives.base import RECORD_BYTES, Mark, Position, TapeDrive, Waiting, no_waiting
+from nightferry.destination.tape.drives.base import (
+    RECORD_BYTES,
+    Mark,
+    Position,
+    TapeDrive,
+    Waiting,
+    no_waiting,
+)
 from nightferry.errors import DestinationError, Unavailable
 
 T = TypeVar("T")

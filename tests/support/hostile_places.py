@@ -14,8 +14,8 @@ from typing import Any
 from blake3 import blake3
 
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape.library.changer import Address, Library
 from nightferry.destination.tape.drives.base import RECORD_BYTES, Mark
+from nightferry.destination.tape.library.changer import Address, Library
 from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
 from nightferry.destination.tape.library.virtual import VirtualLibrary
 from nightferry.scsi.iscsi import Portal

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape.library.changer import Address, Library
 from nightferry.destination.tape.drives.base import Mark
+from nightferry.destination.tape.library.changer import Address, Library
 from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
 from nightferry.scsi.iscsi import Portal
 from tests.servers.tgtd import TARGET, Tgtd

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from nightferry.destination.tape.library.changer import Address
 from nightferry.destination.tape.drives.base import TapeDrive
+from nightferry.destination.tape.library.changer import Address
 from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.destination.tape.library.pool import Pool
 from nightferry.destination.tape.library.virtual import VirtualLibrary, create

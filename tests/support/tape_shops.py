@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nightferry.clock import SYSTEM_CLOCK
+from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.destination.tape.library.changer import Library
 from nightferry.destination.tape.library.scsi_changer import ScsiChanger
-from nightferry.destination.tape.drives.scsi import ScsiDrive
 from nightferry.destination.tape.library.scsi_library import ScsiLibrary
 from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
 from nightferry.destination.tape.library.virtual import create, open_virtual

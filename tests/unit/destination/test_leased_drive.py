@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nightferry.clock import SYSTEM_CLOCK
-from nightferry.destination.tape.library.scsi_changer import ScsiChanger
 from nightferry.destination.tape.drives.scsi import ScsiDrive
+from nightferry.destination.tape.library.scsi_changer import ScsiChanger
 from nightferry.destination.tape.library.scsi_library import Leasing, ScsiLibrary
 from nightferry.errors import DestinationError, DriveTaken, PositionLost
 from tests.support import scripted_library as play

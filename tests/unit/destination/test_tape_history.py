@@ -11,8 +11,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightferry.destination.tape.library.history import Met, chain, is_part_of
 from nightferry.destination.tape.format.layout import Part, Trailer
+from nightferry.destination.tape.library.history import Met, chain, is_part_of
 
 MIB = 1 << 20
 CHUNKS = b"".join(xxhash.xxh3_64(bytes([n])).digest() for n in range(40))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.destination.tape.library.changer import Address, Element
 from nightferry.destination.tape.drives.base import TapeDrive
+from nightferry.destination.tape.library.changer import Address, Element
 from nightferry.destination.tape.library.virtual import VirtualLibrary, open_virtual
 from nightferry.errors import DestinationError, WriteProtected
 

@@ -22,8 +22,8 @@ from nightferry.destination.tape.drives.base import (
     no_waiting,
 )
 from nightferry.destination.tape.drives.lease import Lease
-from nightferry.destination.tape.drives.scsi_device import QUICK_S, Device, Refused
 from nightferry.destination.tape.drives.ready import UNLOAD_S, wait_to_unload, wait_until_ready
+from nightferry.destination.tape.drives.scsi_device import QUICK_S, Device, Refused
 from nightferry.errors import DestinationError, MediumDamaged, NightferryError, PositionLost
 from nightferry.scsi import cdb
 from nightferry.scsi.cdb import Over

@@ -6,7 +6,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from nightferry.destination.tape.drives.base import RECORD_BYTES, Mark, Position, TapeDrive, Waiting, no_waiting
+from nightferry.destination.tape.drives.base import (
+    RECORD_BYTES,
+    Mark,
+    Position,
+    TapeDrive,
+    Waiting,
+    no_waiting,
+)
 from nightferry.errors import DestinationError, MediumFull
 
 T = TypeVar("T")

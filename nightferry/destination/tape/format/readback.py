@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import xxhash
 
-from nightferry.destination.tape.format.cartridge import Cartridge
 from nightferry.destination.tape.drives.base import (
     LONGEST_RECORD,
     MOST_LOST,
@@ -20,6 +19,7 @@ from nightferry.destination.tape.drives.base import (
     again,
     no_waiting,
 )
+from nightferry.destination.tape.format.cartridge import Cartridge
 from nightferry.destination.tape.format.label import Label
 from nightferry.destination.tape.format.layout import CHUNK_DIGEST_BYTES
 from nightferry.errors import DestinationError, MediumDamaged, PositionLost, WrongCartridge

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from nightferry.destination.tape.format.cartridge import Cartridge
-from nightferry.destination.tape.library.changer import Address, DriveLock
 from nightferry.destination.tape.drives.base import TapeDrive
 from nightferry.destination.tape.drives.watched import WatchedDrive
+from nightferry.destination.tape.format.cartridge import Cartridge
+from nightferry.destination.tape.library.changer import Address, DriveLock
 from nightferry.errors import DestinationError, Unavailable
 
 

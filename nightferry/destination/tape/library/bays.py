@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from nightferry.destination.tape.drives.base import Waiting
 from nightferry.destination.tape.library.bay import Bay, Departure, Watcher
 from nightferry.destination.tape.library.changer import Address, Changer, Element, Library, doubled
-from nightferry.destination.tape.drives.base import Waiting
 from nightferry.errors import BusyError, DestinationError, MediumDamaged, Unavailable
 from nightferry.progress import Cancel
 from nightferry.units import format_duration

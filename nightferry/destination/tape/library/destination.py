@@ -28,19 +28,19 @@ from nightferry.destination.base import (
 )
 from nightferry.destination.copies import require_length
 from nightferry.destination.ours import age_of
+from nightferry.destination.tape.format.layout import Location, Part, Trailer, parse_location
 from nightferry.destination.tape.library import reader as reading
 from nightferry.destination.tape.library.bay import Bay
 from nightferry.destination.tape.library.bays import Bays
-from nightferry.destination.tape.library.cleaning import Care
 from nightferry.destination.tape.library.changer import Library, doubled
+from nightferry.destination.tape.library.cleaning import Care
+from nightferry.destination.tape.library.failover import Tries
 from nightferry.destination.tape.library.feed import BUFFER_BYTES
-from nightferry.destination.tape.library.operations import Handling
 from nightferry.destination.tape.library.history import History, chain, is_part_of
-from nightferry.destination.tape.format.layout import Location, Part, Trailer, parse_location
 from nightferry.destination.tape.library.media import CartridgeView, Media, MediumView, found_in
+from nightferry.destination.tape.library.operations import Handling
 from nightferry.destination.tape.library.pool import Pool, is_being_written
 from nightferry.destination.tape.library.stock import Stock
-from nightferry.destination.tape.library.failover import Tries
 from nightferry.destination.tape.library.watch import Watch
 from nightferry.destination.tape.library.writer import Bytes, ImageWriter, need_of
 from nightferry.errors import (

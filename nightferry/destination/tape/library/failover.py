@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TypeVar
 
+from nightferry.destination.tape.drives.base import MOST_LOST
 from nightferry.destination.tape.library.bay import Bay
 from nightferry.destination.tape.library.bays import Bays
-from nightferry.destination.tape.drives.base import MOST_LOST
 from nightferry.destination.tape.library.watch import Watch
 from nightferry.errors import DestinationError, MediumDamaged, PositionLost
 from nightferry.progress import Cancel

@@ -10,10 +10,10 @@ import xxhash
 from blake3 import blake3
 from pydantic import ValidationError
 
-from nightferry.destination.tape.library.bays import Bays
-from nightferry.destination.tape.format.cartridge import Cartridge
 from nightferry.destination.tape.drives.base import LONGEST_RECORD, Mark
+from nightferry.destination.tape.format.cartridge import Cartridge
 from nightferry.destination.tape.format.layout import CHUNK_DIGEST_BYTES, Location, Part, Trailer
+from nightferry.destination.tape.library.bays import Bays
 from nightferry.destination.tape.library.reader import mounted
 from nightferry.destination.tape.library.watch import Watch
 from nightferry.errors import MediumDamaged, WrongCartridge

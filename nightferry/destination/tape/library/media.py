@@ -10,11 +10,11 @@ from datetime import datetime
 from nightferry.clock import Clock
 from nightferry.destination.base import Found
 from nightferry.destination.ours import MARKER, is_image, parse_marker
-from nightferry.destination.tape.library.bays import Bays
 from nightferry.destination.tape.format.cartridge import Cartridge, not_ours
-from nightferry.destination.tape.library.changer import Address, doubled
 from nightferry.destination.tape.format.label import Label
 from nightferry.destination.tape.format.layout import Trailer
+from nightferry.destination.tape.library.bays import Bays
+from nightferry.destination.tape.library.changer import Address, doubled
 from nightferry.destination.tape.library.stock import Stock
 from nightferry.errors import MediumDamaged, WrongCartridge
 from nightferry.model.findings import Finding

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nightferry.destination.tape.library.bays import Bays
-from nightferry.destination.tape.format.cartridge import Cartridge
-from nightferry.destination.tape.library.changer import UNREADABLE, Address, Element, doubled
 from nightferry.destination.tape.drives.base import EndOfMedium
+from nightferry.destination.tape.format.cartridge import Cartridge
+from nightferry.destination.tape.library.bays import Bays
+from nightferry.destination.tape.library.changer import UNREADABLE, Address, Element, doubled
 from nightferry.destination.tape.library.media import Media, MediumView
 from nightferry.destination.tape.library.pool import is_being_written
 from nightferry.destination.tape.library.stock import Stock, gives_up

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nightferry.destination.tape.drives.base import LONGEST_RECORD, RECORD_BYTES, Mark
+from nightferry.destination.tape.format.cartridge import Cartridge
+from nightferry.destination.tape.format.layout import Location, Part
 from nightferry.destination.tape.library.bay import Bay
 from nightferry.destination.tape.library.bays import Bays
-from nightferry.destination.tape.format.cartridge import Cartridge
-from nightferry.destination.tape.drives.base import LONGEST_RECORD, RECORD_BYTES, Mark
-from nightferry.destination.tape.format.layout import Location, Part
 from nightferry.destination.tape.library.failover import Tries
 from nightferry.errors import IntegrityError, MediumDamaged, WrongCartridge
 from nightferry.progress import Cancel

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.destination.tape.library.changer import SEE_LIST, UNREADABLE, Address, Element, ElementKind
 from nightferry.destination.tape.drives.base import TapeDrive
 from nightferry.destination.tape.drives.scsi_device import Device, Refused
+from nightferry.destination.tape.library.changer import SEE_LIST, UNREADABLE, Address, Element, ElementKind
 from nightferry.errors import DestinationError, PositionLost
 from nightferry.model.names import BARCODE
 from nightferry.scsi import cdb

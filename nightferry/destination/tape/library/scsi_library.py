@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from nightferry.destination.failure import os_errors
-from nightferry.destination.tape.library.changer import UNREADABLE, DriveLock
 from nightferry.destination.tape.drives.base import TapeDrive
 from nightferry.destination.tape.drives.lease import Lease, Leases
 from nightferry.destination.tape.drives.lock import UNWRITABLE, FileLock, try_lock
+from nightferry.destination.tape.library.changer import UNREADABLE, DriveLock
 from nightferry.destination.tape.library.scsi_changer import ScsiChanger
 from nightferry.errors import ConfigError
 from nightferry.model.findings import Finding

@@ -9,14 +9,20 @@ from functools import partial
 from pathlib import Path
 
 from nightferry.clock import Clock
-from nightferry.destination.tape.library.changer import Address
 from nightferry.destination.tape.drives.lease import Leases
-from nightferry.destination.tape.library.scsi_changer import ScsiChanger
-from nightferry.destination.tape.drives.scsi_device import Device, Refused
 from nightferry.destination.tape.drives.scsi import ScsiDrive
-from nightferry.destination.tape.library.scsi_library import Leasing, Places, RealDrive, ScsiLibrary, match_drives
+from nightferry.destination.tape.drives.scsi_device import Device, Refused
 from nightferry.destination.tape.drives.st import StDrive
 from nightferry.destination.tape.drives.st_node import LinuxTapeNode, is_tape_node
+from nightferry.destination.tape.library.changer import Address
+from nightferry.destination.tape.library.scsi_changer import ScsiChanger
+from nightferry.destination.tape.library.scsi_library import (
+    Leasing,
+    Places,
+    RealDrive,
+    ScsiLibrary,
+    match_drives,
+)
 from nightferry.errors import ConfigError
 from nightferry.scsi import cdb
 from nightferry.scsi.iscsi import IscsiTransport, Portal

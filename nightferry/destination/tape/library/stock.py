@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from nightferry.clock import Clock
-from nightferry.destination.tape.library.bay import Bay
-from nightferry.destination.tape.library.bays import Bays
-from nightferry.destination.tape.format.cartridge import Audit, Cartridge, not_ours
-from nightferry.destination.tape.library.changer import doubled
 from nightferry.destination.tape.drives.base import MOST_LOST, RECORD_BYTES, EndOfMedium
+from nightferry.destination.tape.format.cartridge import Audit, Cartridge, not_ours
 from nightferry.destination.tape.format.label import LABEL_BYTES, Label, new_label
 from nightferry.destination.tape.format.layout import Trailer
-from nightferry.destination.tape.library.pool import WRITING, Pool, is_being_written, settled
 from nightferry.destination.tape.format.readback import look_again
+from nightferry.destination.tape.library.bay import Bay
+from nightferry.destination.tape.library.bays import Bays
+from nightferry.destination.tape.library.changer import doubled
+from nightferry.destination.tape.library.pool import WRITING, Pool, is_being_written, settled
 from nightferry.destination.tape.library.shortage import Need, Shortage
 from nightferry.destination.tape.library.watch import Watch
 from nightferry.errors import (

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from nightferry.destination.failure import os_errors
-from nightferry.destination.tape.library.changer import SEE_LIST, Address, Element
 from nightferry.destination.tape.drives.base import RECORD_BYTES
-from nightferry.destination.tape.format.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
 from nightferry.destination.tape.drives.lock import FileLock, locked, try_lock
 from nightferry.destination.tape.drives.virtual import VirtualDrive
+from nightferry.destination.tape.format.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
+from nightferry.destination.tape.library.changer import SEE_LIST, Address, Element
 from nightferry.errors import ConfigError, DestinationError, Unavailable
 from nightferry.model.findings import Finding
 from nightferry.model.names import BARCODE

@@ -10,10 +10,8 @@ from typing import Literal
 from nightferry.clock import Clock
 from nightferry.destination.base import Encoding, Measure, Outgoing, Span
 from nightferry.destination.copies import plain_spans
-from nightferry.destination.tape.library.bay import Bay
-from nightferry.destination.tape.format.cartridge import Cartridge
 from nightferry.destination.tape.drives.base import RECORD_BYTES, EndOfMedium
-from nightferry.destination.tape.library.feed import BUFFER_BYTES, Waits, fed
+from nightferry.destination.tape.format.cartridge import Cartridge
 from nightferry.destination.tape.format.layout import (
     CHUNK_DIGEST_BYTES,
     HEAD_BYTES,
@@ -25,6 +23,8 @@ from nightferry.destination.tape.format.layout import (
     render_trailer,
 )
 from nightferry.destination.tape.format.readback import Appending, digests_of
+from nightferry.destination.tape.library.bay import Bay
+from nightferry.destination.tape.library.feed import BUFFER_BYTES, Waits, fed
 from nightferry.destination.tape.library.shortage import Need
 from nightferry.destination.tape.library.stock import Stock
 from nightferry.errors import ConfigError, IntegrityError, MediumFull, NoScratch
