@@ -156,7 +156,8 @@ def check_one(
         newest = next(
             (c for c in opened.catalog.copies(copy.image) if c.destination == copy.destination), copy
         )
-        found_damaged = isinstance(error, MediumDamaged)
+        # What has expired meanwhile is gone, and nobody misses it.
+        found_damaged = isinstance(error, MediumDamaged) and newest.state not in OUTLIVED
         return Checked(newest, str(error), IntegrityError.exit_code if found_damaged else error.exit_code)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from nightferry.destination.base import Receipt
 from nightferry.destination.tape.drives.base import Mark
 from nightferry.destination.tape.library.changer import Address, Library
 from nightferry.errors import Cancelled, NoScratch
-from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel
 from tests.support.outgoing import MIB, at_chunk, put
 from tests.support.outgoing import PlainImage as Image
@@ -157,13 +157,8 @@ def test_no_fewer_cartridges_would_do_after_a_kill_than_are_said_to_be_missing(
     request: pytest.FixtureRequest, tmp_path: Path, register: LastingRegister, image: Image, at: str
 ) -> None:
     shop = KINDS["virtual"](tmp_path, request)
-    child = os.fork()
-    if child == 0:
-        try:
-            die(shop.open(), register, image, at)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    command = [sys.executable, "-m", "tests.support.tape_dying", str(tmp_path), shop.portal, image.image, at]
+    assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     register.reload()
     require_no_fewer(lambda pool: Process(shop.open(), register, pool), image, 2)
 
@@ -267,13 +262,8 @@ def test_a_killed_process_leaves_parts_that_the_next_goes_on_behind(
 ) -> None:
     """Killed with the second part under way: between two parts, within one, within its trailer."""
     shop = KINDS[kind](tmp_path, request)
-    child = os.fork()
-    if child == 0:
-        try:
-            die(shop.open(), register, image, at)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    command = [sys.executable, "-m", "tests.support.tape_dying", str(tmp_path), shop.portal, image.image, at]
+    assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     register.reload()
     process = Process(shop.open(), register, BARCODES)
     assert process.tape.find(image.image, 1) is None
@@ -293,37 +283,3 @@ def test_a_killed_process_leaves_parts_that_the_next_goes_on_behind(
     library = shop.open()
     assert compares(by_hand(library, receipt), tmp_path)
     library.close()
-
-
-def die(library: Library, register: LastingRegister, image: Image, at: str) -> None:
-    """Puts the image, and is killed while its second part is under way, or just when that is closed."""
-
-    def kill() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    trailers = 0
-    labels = 0
-    for drive in library.drives:
-
-        def write(data: bytes, write: Callable[[bytes], bool] = drive.write_record) -> bool:
-            nonlocal trailers, labels
-            head = bytes(data[:30])
-            trailers += head.startswith(b".nightferry/trailer.json")
-            labels += head.startswith(b"NIGHTFERRY TAPE LABEL")
-            early = write(data)
-            if (at, trailers) == ("trailer", 2) or (at, labels) == ("label", 2):
-                kill()
-            return early
-
-        drive.write_record = write  # type: ignore[method-assign]
-
-    def recorded(cartridge: CartridgeRecord) -> None:
-        if at == "record" and cartridge.barcode == BARCODES[1] and cartridge.state == "full":
-            kill()
-        if at == "claim" and cartridge.barcode == BARCODES[2]:
-            kill()
-
-    register.on_record = recorded
-    if at == "part":
-        image.on_chunk = at_chunk(12, kill)
-    put(Process(library, register, BARCODES).tape, image)

@@ -258,7 +258,7 @@ def test_what_a_removed_back_group_owes_is_named_by_every_night(place: Place) ->
         result = night_result(opened, opened.catalog.runs("TEX-BACK-2")[0])
         assert (result.outcome, result.exit_code) == ("CopyMissing", 20)
         assert (name, "folder") in result.owed_before
-        assert "its BACK group TEX-BACK-1 is not in the site file" in result.notes[name, "folder"]
+        assert "its BACK group TEX-BACK-1 is not in the site file" in result.notes[name, "folder"].text
         assert any(line.startswith(f"{name} owes 1 copy") for line in owed.describe(owed.orphans(opened)))
         for store in ("SG1/a", "SG1/b"):
             owed.forget(opened, store, "the disk is gone")

@@ -31,12 +31,14 @@ class Shop:
     """A library of four drives, twelve cartridges and twenty slots; ``open`` is what one process does."""
 
     open: Callable[[], Library]
+    portal: str = ""
+    """Where it answers; empty: a virtual one, in ``library`` below the test's folder, or none outside this process."""
 
 
 def virtual(tmp: Path, _: pytest.FixtureRequest) -> Shop:
     path = tmp / "library"
     create(path, DRIVES, SLOTS, CARTRIDGE, BARCODES)
-    return Shop(lambda: open_virtual(path, DRIVES, SLOTS, CARTRIDGE, ports=4))
+    return Shop(lambda: open_library(tmp, ""))
 
 
 def scripted(tmp: Path, _: pytest.FixtureRequest) -> Shop:
@@ -58,12 +60,15 @@ def scripted(tmp: Path, _: pytest.FixtureRequest) -> Shop:
 def behind_iscsi(tmp: Path, request: pytest.FixtureRequest) -> Shop:
     server: Tgtd = request.getfixturevalue("tgtd")
     server.reset(CARTRIDGE // MIB)
+    return Shop(lambda: open_library(tmp, server.portal), server.portal)
+
+
+def open_library(tmp: Path, portal: str) -> Library:
+    """The library of a shop, as one process opens it."""
+    if not portal:
+        return open_virtual(tmp / "library", DRIVES, SLOTS, CARTRIDGE, ports=4)
     options = Options(locks=(tmp,), reserve_bytes=256 << 10, cartridge_bytes=CARTRIDGE)
-
-    def opened() -> Library:
-        return open_iscsi(Portal(server.portal, TARGET), (), options, SYSTEM_CLOCK)
-
-    return Shop(opened)
+    return open_iscsi(Portal(portal, TARGET), (), options, SYSTEM_CLOCK)
 
 
 KINDS = {"virtual": virtual, "scripted": scripted, "tgtd": behind_iscsi}
