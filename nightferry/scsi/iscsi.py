@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nightferry.errors import DestinationError, NightferryError, Unavailable
+from nightferry.model.redact import scrubbed
 from nightferry.scsi import libiscsi
 from nightferry.scsi.cdb import LONGEST_BLOCK
 from nightferry.scsi.checked import LOGIN, LOGIN_WITHOUT_DIGEST, RESET, CheckedConnection, Expected, Refused
@@ -234,7 +235,8 @@ class IscsiTransport:
         text = "".join(c for c in said.decode("utf-8", "replace") if c.isprintable()).strip()
         if "reconnect" in text:
             return "the connection was refused, or broke"  # the library's word for not doing what it is told not to
-        return text or "no answer in time"
+        # It may be the target's words, which knows the password as we do.
+        return scrubbed(text, [self._portal.password]) or "no answer in time"
 
     def _serve(self, context: int, deadline: float) -> bool:
         """Lets the library work until something happened; False: the time is up or the connection broke."""

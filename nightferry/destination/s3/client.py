@@ -46,12 +46,12 @@ class Connection:
         return bool(_frozen(self.credentials) == _frozen(other.credentials))
 
     def secrets(self) -> tuple[str, ...]:
-        """What no message may repeat, whoever says it: secret key and session token."""
+        """What no message may repeat, whoever says it: keys and session token."""
         keys = _frozen(self.credentials)
         if isinstance(keys, dict):
-            found = [keys.get("aws_secret_access_key")]
+            found = [*keys.values()]
         else:
-            found = [getattr(keys, "secret_key", None), getattr(keys, "token", None)]
+            found = [getattr(keys, name, None) for name in ("access_key", "secret_key", "token")]
         return tuple(secret for secret in found if secret)
 
 

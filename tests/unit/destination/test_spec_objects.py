@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import errno
+import logging
 import sys
+import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import fsspec
 import pytest
@@ -29,6 +34,7 @@ class HurtFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no t
     pseudo_dirs: ClassVar[list[str]] = [""]
     short_bytes = 0
     words = ""
+    kind: ClassVar[Callable[[str], Exception]] = RuntimeError
     behind: BaseException | None = None
 
     @classmethod
@@ -46,7 +52,7 @@ class HurtFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no t
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
         if self.words:
-            raise RuntimeError(self.words)
+            raise self.kind(self.words)
         if self.behind is not None:
             raise FileNotFoundError(path) from self.behind
         return super().ls(path, detail, **options)
@@ -168,6 +174,43 @@ def test_a_librarys_words_are_told_without_our_secret_and_without_its_traceback(
     assert "RuntimeError: login as ‹redacted› refused at https://…@host/" in caught.value.message
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [
+        (OSError, DestinationError),
+        (lambda words: OSError(errno.EIO, words), DestinationError),
+        (lambda words: OSError(errno.EACCES, "refused", words), DestinationError),
+        (lambda words: OSError(errno.ENOSPC, "no room", words), MediumFull),
+        (ConnectionResetError, Unavailable),
+        (lambda words: TimeoutError(errno.ETIMEDOUT, words), Unavailable),
+        (EOFError, Unavailable),
+        (KeyError, DestinationError),
+    ],
+    ids=["OSError", "EIO", "a path", "no room", "reset", "timeout", "EOFError", "KeyError"],
+)
+def test_whatever_a_driver_raises_after_the_login_our_secret_is_not_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: Callable[[str], Exception],
+    meant: type[DestinationError],
+) -> None:
+    """In no form: what the error says of itself, in a message and in a traceback as Python prints it."""
+    secret = "hunter2/77+aa"
+    monkeypatch.setenv("NF_TEST_PASSWORD", secret)
+    basic = base64.b64encode(f"user:{secret}".encode()).decode()
+    forms = [secret, basic, secret.encode().hex(), quote(secret, safe=""), f"ftp://user:{secret}@host/x"]
+    place = SpecObjects(open_driver("cloud", "hurt:///r", {"password": "env:NF_TEST_PASSWORD"}))
+    for form in forms:
+        monkeypatch.setattr(HurtFileSystem, "words", f"530 sent: {form}")
+        monkeypatch.setattr(HurtFileSystem, "kind", staticmethod(kind))
+        with caplog.at_level(logging.DEBUG), pytest.raises(meant) as caught:
+            place.names("images")
+        shown = f"{caught.value.as_json()} {''.join(traceback.format_exception(caught.value))} {caplog.text}"
+        assert "hunter2" not in shown
+        assert form not in shown
+        assert basic[10:16] not in shown
 
 
 class _Answered(Exception):
