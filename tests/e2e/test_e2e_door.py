@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +25,100 @@ from tests.support.prefect_site import NightSite, ask, environment, until
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("prefect")]
 
 NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+
+
+@pytest.fixture(scope="module")
+def deployment(prefect_server, tmp_path_factory):
+    """The id of a deployment that is there."""
+    assert NightSite.make(tmp_path_factory.mktemp("deployed")).cli("deploy", "--json").returncode == 0
+    return ask("/deployments/name/two-stage-backup/tex", method="GET")["id"]
+
+
+@pytest.fixture
+def everyones():
+    """A folder that everyone may enter, from the root down; pytest's own are closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="nightferry-door-", dir="/var/tmp"))
+    try:
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def open_to_others(folder):
+    """What another user may read, write or enter below a folder, by GNU find as that user."""
+    may = ["-readable", "-o", "-writable", "-o", "-type", "d", "-executable"]
+    found = subprocess.run(
+        [*NOBODY, "find", folder, "(", "!", "-type", "l", "(", *may, ")", ")", "-print"],
+        capture_output=True,
+        text=True,
+    )
+    return set(found.stdout.splitlines())
+
+
+class Watched:
+    """What was open to others at any moment of the block."""
+
+    def __init__(self, folder):
+        self.folder, self.seen, self.looks = folder, set(), 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self):
+        while not self._ended.is_set():
+            self.seen |= open_to_others(self.folder)
+            self.looks += 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_reads_writes_and_enters_nothing_of_ours_while_we_work_and_after(everyones):
+    """State, server, catalog, staging, destinations, locks and temporary files, in folders that he may enter."""
+    site = NightSite.make(everyones / "site")
+    for made, mode in (("tmp", 0o1777), ("out", 0o755), ("state", 0o755), ("home", 0o755)):
+        (everyones / made).mkdir()
+        (everyones / made).chmod(mode)
+    before = open_to_others(everyones)
+    assert {str(site.here / "objects"), str(site.here / "backup"), str(everyones / "tmp")} <= before
+    places = {
+        "NIGHTFERRY_STATE": str(everyones / "state"),
+        "PREFECT_HOME": str(everyones / "home"),
+        "TMPDIR": str(everyones / "tmp"),
+        "PREFECT_API_URL": "",
+        "PREFECT_API_AUTH_STRING": "",
+    }
+    restored = site.here / "restored" / "back"
+    try:
+        with Watched(everyones) as watched:
+            for words in (
+                ("backup",),
+                ("deploy",),
+                ("verify",),
+                ("expire",),
+                ("support", "--to", str(everyones / "out" / "support.tar.gz")),
+                ("catalog", "rebuild", "--copy", "objects", "--to", str(everyones / "out" / "rebuilt")),
+                ("restore", "store", "SG1/priv1", "--to", str(restored)),
+            ):
+                ran = site.cli(*words, **places)
+                assert ran.returncode == 0, (words, ran.stdout, ran.stderr)
+        assert watched.looks > 20
+        # What is restored has the modes of what was saved.
+        assert {path for path in watched.seen - before if not path.startswith(str(restored))} == set()
+        assert list((everyones / "state").iterdir())
+        if Path("/run/nightferry-locks").exists():
+            assert open_to_others(Path("/run/nightferry-locks")) == set()
+        (everyones / "out" / "note").touch()
+        (everyones / "out" / "note").chmod(0o604)
+        assert open_to_others(everyones / "out") - before == {str(everyones / "out" / "note")}
+    finally:
+        site.cli("server", "stop", **places)
 
 
 def curl(*words, prefix=()):
@@ -40,9 +138,28 @@ def curl(*words, prefix=()):
         ("POST", "/flow_runs/"),
         ("POST", "/flow_runs/00000000-0000-0000-0000-000000000000/set_state"),
         ("GET", "/block_types/slug/secret/block_documents?include_secrets=true"),
+        ("POST", "/deployments/"),
+        ("POST", "/deployments/{deployment}/create_flow_run"),
+        ("GET", "/deployments/{deployment}"),
+        ("PATCH", "/deployments/{deployment}"),
+        ("DELETE", "/deployments/{deployment}"),
+        ("POST", "/deployments/{deployment}/pause_deployment"),
+        ("POST", "/deployments/{deployment}/schedules"),
+        ("POST", "/deployments/name/two-stage-backup/tex"),
+        ("PATCH", "/work_pools/nightferry-tex"),
+        ("POST", "/work_pools/nightferry-tex/get_scheduled_flow_runs"),
+        ("POST", "/automations/"),
+        ("POST", "/variables/"),
+        ("POST", "/logs/filter"),
+        ("POST", "/artifacts/filter"),
+        ("POST", "/events"),
+        ("POST", "/admin/database/clear"),
     ],
 )
-def test_another_user_of_the_machine_gets_nothing_from_the_sites_own_server(prefect_server, method, path):
+def test_another_user_of_the_machine_gets_nothing_from_the_sites_own_server(
+    prefect_server, deployment, method, path
+):
+    path = path.format(deployment=deployment)
     words = ["--request", method, "--header", "content-type: application/json", "--data", "{}"]
     assert curl(*words, prefect_server.url + path, prefix=NOBODY) == "401"
     assert curl("--user", "nightferry:wrong", *words, prefect_server.url + path, prefix=NOBODY) == "401"
