@@ -273,12 +273,15 @@ def misfit(name: str, path: str, size_bytes: int | None, location: Mapping[str, 
 
 
 def place_of(location: Mapping[str, Any]) -> tuple[str, int]:
-    """Image and size from a copy's location.
+    """Image and size from a copy's location, as the catalog has it.
 
     Raises:
-        ConfigError: it is not one.
+        MediumDamaged: it is not one: nothing can be found by it.
     """
     image, size_bytes = location.get("image"), location.get("size_bytes")
-    if not isinstance(image, str) or not isinstance(size_bytes, int):
-        raise ConfigError(f"not the location of a copy: {dict(location)!r}")
-    return safe_name(image), size_bytes
+    try:
+        if isinstance(image, str) and isinstance(size_bytes, int):
+            return safe_name(image), size_bytes
+    except ConfigError:
+        pass
+    raise MediumDamaged(f"the record of a copy names no place: {dict(location)!r}")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from blake3 import blake3
 from nightferry.catalog.query import Catalog
 from nightferry.copies.delivery import deliver_catalog
 from nightferry.copies.verify import verify_copies
+from nightferry.errors import NightferryError
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.progress import QUIET, Cancel
 from nightferry.retention import expire
@@ -94,6 +96,85 @@ def test_a_forged_record_is_left_out_and_leads_nowhere(
     back = site.home / "returned"
     assert nightferry(site.file, "restore", "store", "SG1/b", "--to", back).code == 0
     assert compare_tree(site.store("SG1/b"), back) == ""
+
+
+@pytest.mark.parametrize("forged", [*FORGED, "location upwards", "location"])
+def test_a_forged_record_in_the_catalog_itself_leads_nowhere(
+    make_site: MakeSite, nightferry: Command, canary: Path, forged: str
+) -> None:
+    """Whoever writes there may lie about backups; no path and no name of it is used, not when a copy expires either."""
+    site = make_site(copies=("folder",), more='[retention]\nkeep_last = 1\nat_most = "95 %"\n')
+    clock = HandClock()
+    with site.open(clock) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        clock.advance(timedelta(days=1))
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        image, last = opened.catalog.images("SG1", "a")[-1], opened.catalog.last
+        (copy,) = opened.catalog.copies(image.image)
+    if forged in FORGED:
+        kind, subject = "image", image.subject
+        body = FORGED[forged](image.model_dump(mode="json"), canary)
+    else:
+        kind, subject = "copy", copy.subject
+        up = "../../../../../../../.." if forged == "location upwards" else ""
+        location = {"image": f"{up}{canary.parent}", "epoch": 1, "size_bytes": image.size_bytes}
+        body = copy.model_dump(mode="json") | {"location": location}
+    event = {"sequence": last + 1, "at": "2026-11-30T22:00:00+00:00", "writer": "node:1", "phase": "result"}
+    event |= {"kind": kind, "subject": subject, "body": body}
+    events = site.home / "catalog" / "events"
+    events.mkdir(mode=0o700, exist_ok=True)
+    (events / f"{last + 1:012d}.json").write_text(json.dumps(event))
+    shutil.rmtree(site.disk / "SG1")
+    around = sorted(canary.parent.iterdir())
+    clock.advance(timedelta(days=400))
+    to = site.home / "returned"
+    said = {}
+    for words in (
+        ("status",),
+        ("verify",),
+        ("expire", "--yes", "--reason", "a test"),
+        ("restore", "store", "SG1/a", "--image", image.image, "--to", to),
+    ):
+        ran = said[words[0]] = nightferry(site.file, *words)
+        assert ran.code not in (0, 1), (words, ran.out, ran.err)
+    if forged in FORGED:
+        assert {(ran.code, f"event {last + 1} is not" in ran.err) for ran in list(said.values())[:3]} == {
+            (60, True)
+        }
+    else:
+        assert said["verify"].code == 30
+        assert "SG1/b at folder: verified" in said["verify"].err
+        assert "names no place" in said["verify"].out
+    with site.open(clock) as opened, suppress(NightferryError):
+        night.night(opened, BACK_GROUP)
+    assert canary.read_bytes() == b"sings"
+    assert sorted(canary.parent.iterdir()) == around
+    assert not any(path.is_file() for path in to.rglob("*"))
+
+
+def test_a_known_image_is_not_restored_from_a_whole_copy_of_another_one(
+    make_site: MakeSite, nightferry: Command
+) -> None:
+    """Two copies change their places, each sound in itself: data, index, chunk table and all that speaks of them."""
+    site = make_site(copies=("folder",))
+    shutil.rmtree(site.store("SG1/b"))
+    shutil.copytree(site.store("SG1/a"), site.store("SG1/b"), symlinks=True)
+    changed = max((path for path in site.store("SG1/b").iterdir() if path.is_file()), key=os.path.getsize)
+    changed.write_bytes(bytes(changed.stat().st_size))
+    with site.open(HandClock()) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+    shutil.rmtree(site.disk / "SG1")
+    first, second = (path.parent for path in metas(site))
+    for folder, name in ((first, "aside"), (second, first.name), (first.with_name("aside"), second.name)):
+        folder.rename(folder.with_name(name))
+    for folder, other in ((first, second), (second, first)):
+        for path in (folder / "meta.json", folder / "copy.json", folder / "origin.json"):
+            path.write_bytes(path.read_bytes().replace(other.name.encode(), folder.name.encode()))
+    back = site.home / "returned"
+    ran = nightferry(site.file, "restore", "store", "SG1/a", "--to", back)
+    assert ran.code == 30, ran.out + ran.err
+    assert first.name in ran.out + ran.err
+    assert not any(path.is_file() for path in back.rglob("*"))
 
 
 def test_a_record_of_another_image_of_that_name_removes_nothing_from_staging(make_site: MakeSite) -> None:

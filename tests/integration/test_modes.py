@@ -13,6 +13,7 @@ import pytest
 
 from nightferry.cluster.reader_agent import install_agent
 from nightferry.model import allowed
+from nightferry.site.libraries import HOST_LOCKS
 from nightferry.site.state import keep_private
 from nightferry.transfer.temporary import temporary_folder
 from tests.support.command_site import Command, CommandSite
@@ -116,6 +117,19 @@ def test_what_others_must_read_is_readable_whatever_the_umask(
     agent = install_agent(tmp_path / "ocf")
     modes = [f"{path.stat().st_mode & 0o777:o}" for path in (listed, listed.parent, agent, agent.parent)]
     assert modes == ["644", "755", "755", "755"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_nobody_else_can_make_the_lock_of_a_drive_first() -> None:
+    for made in (HOST_LOCKS, HOST_LOCKS / "nightferry-drive-X.lock"):
+        nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        tried = subprocess.run([*nobody, "mkdir", made], capture_output=True, text=True)
+        assert tried.returncode != 0
+        assert "denied" in tried.stderr or "exists" in tried.stderr or "No such" in tried.stderr
+    for folder in (HOST_LOCKS, *HOST_LOCKS.parents):
+        if folder.exists():
+            status = folder.lstat()
+            assert (status.st_uid, status.st_mode & 0o022) == (0, 0), folder
 
 
 def test_what_a_check_that_was_killed_left_goes_with_the_next_night(

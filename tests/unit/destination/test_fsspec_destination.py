@@ -122,7 +122,7 @@ def test_the_three_newest_catalog_copies_are_kept(folder: FsspecDestination, tmp
 def test_names_that_leave_their_folder_are_refused(folder: FsspecDestination, name: str) -> None:
     with pytest.raises(ConfigError):
         put(folder, small(name))
-    with pytest.raises(ConfigError), folder.open({"image": name, "size_bytes": 1}):
+    with pytest.raises(MediumDamaged, match="names no place"), folder.open({"image": name, "size_bytes": 1}):
         pass
 
 
