@@ -177,7 +177,7 @@ class Unavailable(DestinationError):
 class DriveTaken(DestinationError):
     """A drive is another host's by now; nothing of ours was written to it since."""
 
-    default_hint = "this host gave no sign of life for too long; what is owed is delivered by the next run"
+    default_hint = "this host sent no heartbeat for too long; what is owed is delivered by the next run"
 
 
 class NeedsRecall(DestinationError):

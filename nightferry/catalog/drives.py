@@ -1,8 +1,8 @@
 """Which host may use which drive of a tape library, where the catalog is in a bucket.
 
 A drive's lease is an event of the log, written against the event before it, as a run's is (``catalog/lease.py``);
-that the holder lives is shown by one beat file for all drives of a process. Who wants a drive watches that file, and
-takes the lease over when it has not changed for ``LEASE_S`` by the watcher's own monotonic clock.
+that the holder lives is shown by one heartbeat file for all drives of a process. Who wants a drive watches that
+file, and takes the lease over when it has not changed for ``LEASE_S`` by the watcher's own monotonic clock.
 
 The log alone cannot stop a holder that only slept from writing on to the drive. So a lease comes with two duties,
 which ``destination/tape/drives/scsi_device.py`` does for both sides:
@@ -23,7 +23,7 @@ import secrets
 import threading
 from typing import NamedTuple
 
-from nightferry.catalog.lease import BEATS, LEASE_S
+from nightferry.catalog.lease import HEARTBEATS, LEASE_S
 from nightferry.catalog.locks import Say, quiet
 from nightferry.catalog.query import Catalog
 from nightferry.catalog.storage import folder_of
@@ -39,16 +39,16 @@ LOOK_S = 1.0
 
 
 class _Seen(NamedTuple):
-    """A holder's beat as it was watched: of which lease, what it said, when it was seen first and looked at last
+    """A holder's heartbeat as it was watched: of which lease, what it said, when it was seen first and looked at last
     (monotonic)."""
 
     sequence: int
-    beat: bytes | None
+    heartbeat: bytes | None
     since: float
     looked: float
 
 
-class _Beating(NamedTuple):
+class _Sender(NamedTuple):
     """The thread that shows that this process lives, and what ends it."""
 
     ended: threading.Event
@@ -76,7 +76,7 @@ class DriveLease:
         self.user: int | None = threading.get_ident()
         """The thread that works with it; None: it is only kept."""
         self.was_used = True
-        """Whether it was used since the last beat."""
+        """Whether it was used since the last heartbeat."""
         self.taken_by = ""
         """Who has it now; empty while it is not known to be lost."""
         self._leases = leases
@@ -121,7 +121,7 @@ class DriveLease:
             self._leases.refresh()
         except CatalogError as error:
             raise Unavailable(
-                f"whether the drive {self.serial} is still this host's cannot be told: {error.message}",
+                f"it is unknown whether the drive {self.serial} still belongs to this host: {error.message}",
                 hint=error.hint,
                 subject=self.serial,
             ) from error
@@ -159,8 +159,8 @@ class DriveLeases:
         self._lock = threading.Lock()
         self._leases: dict[str, DriveLease] = {}
         self._seen: dict[str, _Seen] = {}
-        self._beats = 0
-        self._beating: _Beating | None = None
+        self._heartbeats = 0
+        self._sender: _Sender | None = None
 
     def try_take(self, serial: str, dead: str) -> DriveLease | None:
         """Takes a drive; None while somebody else who lives has it.
@@ -192,7 +192,7 @@ class DriveLeases:
                 if not self._is_silent(serial, before, newest, now):
                     return None
                 who = f"process {newest.pid} on {newest.node}"
-                self._say(f"{who} gave no sign of life: the drive {serial} is taken over")
+                self._say(f"{who} sent no heartbeat: the drive {serial} is taken over")
                 log.warning("the drive %s of %s is taken over", serial, who)
             untouched = newest is not None and newest.holder == self.token
             return self._claim(serial, before, newest, untouched=untouched)
@@ -209,7 +209,7 @@ class DriveLeases:
             since=self._clock.now(),
         )
         try:
-            self._begin_beating()
+            self._start_heartbeats()
             placed = self._catalog.append(record, expect=before)
         except BusyError:
             if self.newest(serial)[0] == before:
@@ -226,24 +226,24 @@ class DriveLeases:
         return lease
 
     def _clear_after(self, former: DriveLeaseRecord | None) -> None:
-        """A holder that has no drive any more needs no beat; one that lives takes its own away."""
+        """A holder that has no drive any more needs no heartbeat; one that lives takes its own away."""
         if former is None or former.state == "free":
             return
         leases = self._catalog.all(DriveLeaseRecord)
         if not any((lease.holder, lease.state) == (former.holder, "held") for lease in leases):
-            self._remove_beat(former.holder)
+            self._remove_heartbeat(former.holder)
 
     def _is_silent(self, serial: str, sequence: int, newest: DriveLeaseRecord, now: float) -> bool:
-        """Whether the holder gave no sign of life for the lease's time."""
-        beat = self._catalog.storage.read(_path(newest.holder))
+        """Whether the holder sent no heartbeat for the lease's time."""
+        heartbeat = self._catalog.storage.read(_path(newest.holder))
         seen = self._seen.get(serial)
-        if seen is None or (seen.sequence, seen.beat) != (sequence, beat):
+        if seen is None or (seen.sequence, seen.heartbeat) != (sequence, heartbeat):
             if seen is None or seen.sequence != sequence:
                 self._say(
-                    f"the drive {serial} is in use by process {newest.pid} on {newest.node}; if that gives no "
-                    f"sign of life for {format_duration(self._lease_s)}, the drive is taken over"
+                    f"the drive {serial} is in use by process {newest.pid} on {newest.node}; if it sends no "
+                    f"heartbeat for {format_duration(self._lease_s)}, the drive is taken over"
                 )
-            self._seen[serial] = _Seen(sequence, beat, now, now)
+            self._seen[serial] = _Seen(sequence, heartbeat, now, now)
             return False
         self._seen[serial] = seen._replace(looked=now)
         return now - seen.since >= self._lease_s
@@ -277,16 +277,16 @@ class DriveLeases:
             CatalogError: that cannot be written; the leases end by themselves then.
         """
         with self._lock:
-            beating, self._beating = self._beating, None
-            if beating is not None:
-                beating.ended.set()
+            sender, self._sender = self._sender, None
+            if sender is not None:
+                sender.ended.set()
             for lease in list(self._leases.values()):
                 self._give_back(lease)
-        if beating is not None:
-            beating.thread.join()  # a beat that is on its way would leave its file
-            self._remove_beat(self.token)
+        if sender is not None:
+            sender.thread.join()  # a heartbeat that is on its way would leave its file
+            self._remove_heartbeat(self.token)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Shows that this process lives, finds what was taken over, and gives back what is only kept.
 
         Raises:
@@ -304,14 +304,14 @@ class DriveLeases:
                     log.warning("the drive %s was taken over by %s", lease.serial, lease.taken_by)
                 if lease.is_lost and lease.user is None:
                     del self._leases[lease.serial]
-            if not self._leases and self._beating is not None:
-                self._beating.ended.set()
-                self._beating = None
-                self._remove_beat(self.token)
+            if not self._leases and self._sender is not None:
+                self._sender.ended.set()
+                self._sender = None
+                self._remove_heartbeat(self.token)
 
     def _show(self) -> None:
-        self._beats += 1
-        self._catalog.storage.replace(_path(self.token), str(self._beats).encode())
+        self._heartbeats += 1
+        self._catalog.storage.replace(_path(self.token), str(self._heartbeats).encode())
 
     def _give_back(self, lease: DriveLease) -> None:
         del self._leases[lease.serial]
@@ -323,25 +323,27 @@ class DriveLeases:
         except BusyError:
             log.info("the drive %s was taken over before it was given back", lease.serial)
 
-    def _begin_beating(self) -> None:
-        if self._beating is not None:
+    def _start_heartbeats(self) -> None:
+        if self._sender is not None:
             return
         self._show()
         ended = threading.Event()
-        thread = threading.Thread(target=self._beat_on, args=(ended,), name="drive leases", daemon=True)
-        self._beating = _Beating(ended, thread)
+        thread = threading.Thread(
+            target=self._send_heartbeats, args=(ended,), name="drive leases", daemon=True
+        )
+        self._sender = _Sender(ended, thread)
         thread.start()
 
-    def _remove_beat(self, holder: str) -> None:
+    def _remove_heartbeat(self, holder: str) -> None:
         folder, name = folder_of(_path(holder))
         self._catalog.storage.remove(folder, [name])
 
-    def _beat_on(self, ended: threading.Event) -> None:
-        while not ended.wait(self._lease_s / BEATS):
+    def _send_heartbeats(self, ended: threading.Event) -> None:
+        while not ended.wait(self._lease_s / HEARTBEATS):
             try:
-                self.beat()
+                self.heartbeat()
             except CatalogError as error:
-                log.warning("no sign of life could be given for the tape drives: %s", error)
+                log.warning("cannot send the heartbeat for the tape drives: %s", error)
 
 
 def _path(holder: str) -> str:

@@ -149,7 +149,7 @@ class EventLog:
             return self._last - before
 
     def rows(self) -> list[Row]:
-        """Every event, in order, read anew.
+        """Every event, in order, read again.
 
         Raises:
             CatalogError: as `refresh`.
@@ -203,7 +203,7 @@ class EventLog:
                 idle += 1
                 if idle > _TRIES:
                     raise CatalogError(
-                        f"event {row.sequence} is taken, and {self.storage} does not show it",
+                        f"event {row.sequence} exists already, but {self.storage} does not show it",
                         hint="mount the catalog's folder with a shorter attribute cache (NFS: actimeo=1)",
                         subject=name,
                     )
@@ -257,7 +257,7 @@ class EventLog:
         if head > expect:
             raise BusyError(
                 f"{kind} {subject} was changed by somebody else: event {head} is newer than {expect}",
-                hint="read it again and decide anew",
+                hint="run the command again: it reads the newer event first",
                 operation="append",
                 subject=subject,
             )
@@ -309,11 +309,11 @@ class EventLog:
         if end > last:
             raise CatalogError(
                 f"event {last + 1} is missing from the catalog in {self.storage}",
-                hint="put the file back from a copy of the catalog, or rebuild it from a destination",
+                hint="restore the file from a copy of the catalog, or rebuild it from a destination",
                 subject=f"{last + 1:012d}",
             )
         raise CatalogError(
-            f"the catalog in {self.storage} ended at event {self._last} and ends at {end} now",
+            f"the catalog in {self.storage} ended at event {self._last} before and now ends at {end}",
             hint="check that the same catalog is still there",
             subject=str(self.storage),
         )
@@ -341,7 +341,7 @@ class EventLog:
 
     def _never_still(self) -> CatalogError:
         return CatalogError(
-            f"the segments of the catalog in {self.storage} come and go under the hand",
+            f"the segments of the catalog in {self.storage} change while they are read",
             hint="check that nothing but nightferry writes there",
             subject=str(self.storage),
         )

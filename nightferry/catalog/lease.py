@@ -2,16 +2,16 @@
 
 Who holds it is an event of the log, written against the event before it; so of several who want it one gets
 it, and the log knows from which event on. A holder shows that it lives by replacing a small file of its own,
-its *beat*. Whoever wants the lease watches that file, and takes the lease over when it has not changed for
+its *heartbeat*. Whoever wants the lease watches that file, and takes the lease over when it has not changed for
 ``LEASE_S`` by the watcher's own monotonic clock. No node's time of day is compared with another's.
 
 What that is worth
     A holder that lives may look dead: stopped, cut off from the bucket, starved. It is then overtaken, and
     nothing goes wrong: every event it wants to add is refused once the new holder's lease is before it in the
-    log (``permit`` of ``EventLog.append``), whatever it believes meanwhile. Beats say how long to wait; the
-    log says who is right. At its next beat an overtaken holder also learns of it, and is told to stop.
+    log (``permit`` of ``EventLog.append``), whatever it believes meanwhile. Heartbeats say how long to wait; the
+    log says who is right. At its next heartbeat an overtaken holder also learns of it, and is told to stop.
 
-    A late request of an overtaken holder can only change its own beat file, which bears its lease's number.
+    A late request of an overtaken holder can only change its own heartbeat file, which bears its lease's number.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from nightferry.units import format_duration
 log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
-"""How long a lease must have been watched without a beat before it is taken over."""
-BEATS = 6
-"""Beats in that time."""
+"""How long a lease must have been watched without a heartbeat before it is taken over."""
+HEARTBEATS = 6
+"""Heartbeats in that time."""
 
 
-class Beat(BaseModel):
-    """What a beat file says; ``number`` makes each one another."""
+class Heartbeat(BaseModel):
+    """What a heartbeat file says; ``number`` makes each one another."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     number: int
@@ -55,10 +55,10 @@ class Beat(BaseModel):
 
 
 class _Seen(NamedTuple):
-    """A beat as it was watched: of which lease, what it said, when it was seen first (monotonic)."""
+    """A heartbeat as it was watched: of which lease, what it said, when it was seen first (monotonic)."""
 
     sequence: int
-    beat: bytes | None
+    heartbeat: bytes | None
     at: float
 
 
@@ -137,7 +137,7 @@ class LeaseLock:
         cancel: Cancel | None = None,
         permit: Callable[[], None] | None = None,
     ) -> Self:
-        """See ``RunLock.acquire``. A living holder is known by its next beat, a dead one by the lease's time.
+        """See ``RunLock.acquire``. A living holder is known by its next heartbeat, a dead one by the lease's time.
 
         What was watched is kept from one call to the next. ``permit`` may refuse, in view of all that is in the
         log before this lease.
@@ -156,16 +156,18 @@ class LeaseLock:
         self._holder, self._sequence, self._number = holder, placed.sequence, 0
         self._ended = threading.Event()
         self._catalog.fence(self)
-        self.beat()
+        self.heartbeat()
         self._remove_others()
-        threading.Thread(target=self._beat_on, args=(self._ended, lost), name="lease", daemon=True).start()
+        threading.Thread(
+            target=self._send_heartbeats, args=(self._ended, lost), name="lease", daemon=True
+        ).start()
         return self
 
     def name_run(self, run: str) -> None:
         self._holder = self._held_by().model_copy(update={"run": run})
-        self.beat()
+        self.heartbeat()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Shows that this holder lives.
 
         Raises:
@@ -173,7 +175,7 @@ class LeaseLock:
         """
         holder, sequence = self._held_by(), self._sequence
         self._number += 1
-        said = Beat(number=self._number, holder=holder)
+        said = Heartbeat(number=self._number, holder=holder)
         self._storage.replace(self._path(sequence), said.model_dump_json().encode())
 
     def require(self) -> None:
@@ -182,8 +184,8 @@ class LeaseLock:
         if self.held and sequence != self._sequence:
             by = f": {_holder_of(lease)} took it over" if lease is not None else ""
             raise BusyError(
-                f"{self.back_group} is not this run's any more{by}",
-                hint="this run has stopped; the other one goes on with what it had recorded",
+                f"{self.back_group} is no longer held by this run{by}",
+                hint="this run has stopped; the other run continues from what this one recorded",
                 operation="lock",
                 subject=self.back_group,
             )
@@ -221,9 +223,13 @@ class LeaseLock:
         sequence, lease = self._newest()
         if lease is None or lease.state == "free":
             return None
-        beat = self._storage.read(self._path(sequence))
+        heartbeat = self._storage.read(self._path(sequence))
         try:
-            return Beat.model_validate_json(beat).holder if beat is not None else _holder_of(lease)
+            return (
+                Heartbeat.model_validate_json(heartbeat).holder
+                if heartbeat is not None
+                else _holder_of(lease)
+            )
         except ValidationError:
             return _holder_of(lease)
 
@@ -236,7 +242,7 @@ class LeaseLock:
         self.release()
 
     def _wait_until_free(self, say: Say, cancel: Cancel) -> None:
-        """Returns when nobody holds the lease, or its holder gave no sign of life for all of its time.
+        """Returns when nobody holds the lease, or its holder sent no heartbeat for all of its time.
 
         Raises:
             BusyError: its holder lives.
@@ -250,22 +256,22 @@ class LeaseLock:
             sequence, lease = self._newest()
             if lease is None or lease.state == "free":
                 return
-            beat = self._storage.read(self._path(sequence))
+            heartbeat = self._storage.read(self._path(sequence))
             seen = self._seen
             if seen is None or seen.sequence != sequence:
-                self._seen = _Seen(sequence, beat, now)
+                self._seen = _Seen(sequence, heartbeat, now)
                 say(
-                    f"{self.back_group} is locked by {_holder_of(lease)}; if it gives no sign of life for "
+                    f"{self.back_group} is locked by {_holder_of(lease)}; if it sends no heartbeat for "
                     f"{format_duration(self._lease_s)}, its lock is taken over"
                 )
-            elif seen.beat != beat:
-                self._seen = _Seen(sequence, beat, now)
+            elif seen.heartbeat != heartbeat:
+                self._seen = _Seen(sequence, heartbeat, now)
                 raise busy(self.back_group, self.holder())
             elif now - seen.at >= self._lease_s:
-                say(f"{_holder_of(lease)} gave no sign of life: its lock is taken over")
+                say(f"{_holder_of(lease)} sent no heartbeat: its lock is taken over")
                 log.warning("%s: the lock of %s is taken over", self.back_group, _holder_of(lease))
                 return
-            self._clock.sleep(self._lease_s / BEATS / 4)
+            self._clock.sleep(self._lease_s / HEARTBEATS / 4)
 
     def _lease(self, state: Literal["held", "free"], holder: Holder) -> LeaseRecord:
         return LeaseRecord(back_group=self.back_group, what=self._what, state=state, **holder.model_dump())
@@ -280,10 +286,10 @@ class LeaseLock:
         event = self._catalog.latest_event(LeaseRecord, self._subject)
         return (0, None) if event is None else (event.sequence, LeaseRecord.model_validate(event.body))
 
-    def _beat_on(self, ended: threading.Event, lost: Say) -> None:
-        while not ended.wait(self._lease_s / BEATS):
+    def _send_heartbeats(self, ended: threading.Event, lost: Say) -> None:
+        while not ended.wait(self._lease_s / HEARTBEATS):
             try:
-                self.beat()
+                self.heartbeat()
                 self._catalog.refresh()
                 self.require()
             except BusyError as error:
@@ -292,7 +298,7 @@ class LeaseLock:
                     lost(str(error))
                 return
             except CatalogError as error:
-                log.warning("no sign of life could be given for %s: %s", self.back_group, error)
+                log.warning("cannot send the heartbeat for %s: %s", self.back_group, error)
 
     def _remove_others(self) -> None:
         """What earlier holders left: nobody looks at it."""

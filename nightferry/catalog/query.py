@@ -138,7 +138,7 @@ class Catalog:
         fresh = cls(place, node=node or platform.node(), clock=clock)
         if not fresh.is_empty:
             raise CatalogError(
-                f"there is a catalog in {place}", hint="name an empty place", subject=str(place)
+                f"{place} already holds a catalog", hint="name an empty folder or prefix", subject=str(place)
             )
         if rows:
             place.create(f"{SEGMENTS}/{segment_name(1, rows[-1].sequence)}", encode_segment(rows))

@@ -160,7 +160,7 @@ def decode_event(data: bytes, sequence: int, name: str) -> Row:
     except ValidationError as error:
         raise CatalogError(
             f"event file {name} is garbled: {error.errors()[0]['msg'].lower()}",
-            hint="put the file back from a copy of the catalog; nothing after it is believed meanwhile",
+            hint="restore the file from a copy of the catalog; until then no later event is used",
             subject=name,
         ) from error
     if event.sequence != sequence:
@@ -208,7 +208,7 @@ def decode_copy(data: Content, name: str) -> ProvedRows:
             raise CatalogError(f"{name} is damaged: its digest differs", subject=name)
     rows, said = _decode(data, name, COPY_FORMAT if digest else FORMAT)
     if not digest and _DIGEST_KEY in said:
-        raise CatalogError(f"{name} is damaged: its digest is gone", subject=name)
+        raise CatalogError(f"{name} is damaged: its digest is missing", subject=name)
     if rows and rows[0].sequence != 1:
         raise CatalogError(f"{name} begins at event {rows[0].sequence}, not at the first", subject=name)
     return ProvedRows(rows, digest, said.get(_BEFORE_KEY, b"").decode(errors="replace"))
@@ -282,7 +282,7 @@ def _decode(data: Content, name: str, wanted: str) -> tuple[list[Row], dict[byte
     except DAMAGED as error:
         raise CatalogError(f"{name} is garbled: {error}", subject=name) from error
     if any(column.null_count for column in columns.values()):
-        raise CatalogError(f"{name} is garbled: it has nulls", subject=name)
+        raise CatalogError(f"{name} is garbled: it contains nulls", subject=name)
     for i in (2, 3, 4):  # writer, phase and kind are few words many times over
         lists[i] = list(map(sys.intern, lists[i]))
     rows = list(map(Row._make, zip(*lists, strict=True)))

@@ -66,7 +66,7 @@ def require_sound(rows: Iterable[Row], name: str) -> None:
             record = parse(RECORDS[row.kind], row)
             if record.subject != row.subject:
                 raise CatalogError(
-                    f"{name}: event {row.sequence} is of {record.subject}, and says {row.subject!r}",
+                    f"{name}: event {row.sequence} is about {record.subject}, but is filed under {row.subject!r}",
                     subject=row.subject,
                 )
 

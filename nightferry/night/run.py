@@ -95,7 +95,7 @@ def run_lock(
 
     Raises:
         BusyError: another process runs this window, or ``on_overrun = "skip"``, or the night that this is a part
-            of has ended; or this one gave no sign of life for so long that another took the BACK group over.
+            of has ended; or this one sent no heartbeat for so long that another took the BACK group over.
     """
     held = opened.part(HeldLocks)
     if back_group in held:

@@ -46,7 +46,7 @@ def proxy(proxy: Proxy) -> Proxy:
 
 
 class RealWaits(HandClock):
-    """The night's own time of day; what waits by it waits, since another process beats meanwhile."""
+    """The night's own time of day; what waits by it waits, since another process sends heartbeats meanwhile."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -105,7 +105,7 @@ def test_a_night_killed_at_any_phase_goes_on_after_the_leases_time(
         assert opened.clock.monotonic() - before >= 60
         assert record.result == "whole"
         require_whole(site, opened, tmp_path / "back")
-    assert any("gave no sign of life" in text for text in said)
+    assert any("sent no heartbeat" in text for text in said)
 
 
 def test_a_stopped_run_that_was_taken_over_records_nothing_when_it_wakes(
@@ -121,7 +121,7 @@ def test_a_stopped_run_that_was_taken_over_records_nothing_when_it_wakes(
             known = opened.catalog.export()[0]
             sleeper.process.send_signal(signal.SIGCONT)
             sleeper.go("on")
-            assert sleeper.line().startswith("failed 10 TEX-BACK-1 is not this run's any more")
+            assert sleeper.line().startswith("failed 10 TEX-BACK-1 is no longer held by this run")
             assert opened.catalog.refresh() == 0
             assert opened.catalog.export()[0] == known
             require_whole(site, opened, tmp_path / "back")

@@ -117,7 +117,9 @@ def test_whole_nights_go_through_leased_drives_and_check_has_nothing_against_the
         return [(r.serial, r.node, r.state) for r in opened.catalog.all(DriveLeaseRecord)]
 
     with open_as(site.file, site.home / "one", "one") as opened:
-        drives.LEASE_S = 3600.0  # no beat comes that would give back, between two images, what is only kept
+        drives.LEASE_S = (
+            3600.0  # no heartbeat comes that would give back, between two images, what is only kept
+        )
         assert night.night(opened, BACK_GROUP).result == "whole"
         assert "NF-TAPE-012" not in {finding.id for finding in tape_of(opened).check()}
         assert leased() == [(library.serials[0], "one", "held")]

@@ -22,7 +22,7 @@ from nightferry.site.opened import OpenSite
 from tests.support.outgoing import MIB, PlainImage, put
 
 LEASE_S = 3.0
-"""How long the hosts of a test wait for a sign of life."""
+"""How long the hosts of a test wait for a heartbeat."""
 
 
 def content(host: str, number: int, mib: int) -> bytes:

@@ -85,9 +85,9 @@ def test_a_drive_that_was_released_is_kept_until_two_beats_went_by_without_use(p
     assert one.catalog.last == events, "images that follow each other cost no event"
     assert one.take() is None, "two threads never have one drive"
     again.release()
-    one.leases.beat()
+    one.leases.heartbeat()
     assert one.catalog.last == events
-    one.leases.beat()
+    one.leases.heartbeat()
     assert [r.state for r in one.catalog.all(DriveLeaseRecord)] == ["free"]
     third = one.leases.try_take(DRIVE, "")
     assert third is not None
@@ -105,7 +105,7 @@ def test_a_holder_that_beats_keeps_its_drive_and_a_silent_one_loses_it_by_the_wa
     for _ in range(3):
         assert two.take() is None
         two.wait(LEASE_S - LOOK_S)
-        one.leases.beat()
+        one.leases.heartbeat()
     assert two.take() is None
     two.wait(LEASE_S - LOOK_S)
     assert two.take() is None
@@ -124,20 +124,20 @@ def test_a_holder_that_beats_keeps_its_drive_and_a_silent_one_loses_it_by_the_wa
     assert [r.node for r in two.catalog.all(DriveLeaseRecord) if r.state == "held"] == ["two"]
 
 
-def test_an_overtaken_holder_learns_it_at_its_next_beat(place: Away) -> None:
+def test_an_overtaken_holder_learns_it_at_its_next_heartbeat(place: Away) -> None:
     one, two = Host(place, "one"), Host(place, "two")
     lease = one.leases.try_take(DRIVE, "")
     assert lease is not None
     assert two.take(dead=one.leases.token) is not None
     register = CatalogRegister(one.catalog, "tape", one.leases)
     for _ in range(3):
-        one.leases.beat()
+        one.leases.heartbeat()
         with pytest.raises(DriveTaken):
             lease.require()
         with pytest.raises(DriveTaken):
             register.record(cartridge())
     lease.release()
-    one.leases.beat()
+    one.leases.heartbeat()
     register.record(cartridge())
     one.wait(LOOK_S)
     assert one.take() is None
@@ -169,7 +169,7 @@ def test_a_holder_known_to_be_dead_is_not_waited_for(place: Away) -> None:
     theirs = two.leases.try_take(DRIVE, one.leases.token)
     assert theirs is not None
     assert not theirs.untouched
-    assert len(place.names("locks")) == 2, "the dead one's beat is watched for its other drive"
+    assert len(place.names("locks")) == 2, "the dead one's heartbeat is watched for its other drive"
     assert two.leases.try_take("HU2", one.leases.token) is not None
     assert len(place.names("locks")) == 1
 
@@ -179,7 +179,7 @@ def test_without_the_log_nobody_goes_on(place: Away) -> None:
     lease = one.leases.try_take(DRIVE, "")
     assert lease is not None
     place.away = True
-    with pytest.raises(Unavailable, match="whether the drive HU1 is still this host's cannot be told"):
+    with pytest.raises(Unavailable, match="it is unknown whether the drive HU1 still belongs to this host"):
         lease.confirm()
     place.away = False
     lease.confirm()

@@ -291,7 +291,7 @@ def test_a_folder_that_lost_events_is_not_written_to(tmp_path: Path) -> None:
     here = log(tmp_path)
     add(here, 2)
     (tmp_path / "events" / "000000000002.json").unlink()
-    with pytest.raises(CatalogError, match="ended at event 2 and ends at 1 now"):
+    with pytest.raises(CatalogError, match="ended at event 2 before and now ends at 1"):
         here.append("run", "x", "result", {})
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from nightferry.catalog.lease import BEATS, LEASE_S, LeaseLock
+from nightferry.catalog.lease import HEARTBEATS, LEASE_S, LeaseLock
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.errors import BusyError, Cancelled, CatalogError
@@ -56,16 +56,16 @@ def note(image: str) -> FreedRecord:
     return FreedRecord(image=f"20261110-{GROUP}.SG1.{image}.L0", reason="test", at=HandClock().now())
 
 
-def test_a_living_holder_is_named_at_its_next_beat(place: MemoryStorage) -> None:
+def test_a_living_holder_is_named_at_its_next_heartbeat(place: MemoryStorage) -> None:
     one = lock(node(place, "TEX-ACTV-1")).acquire("", WINDOW)
     one.name_run(RUN)
-    clock = Watching(one.beat)
+    clock = Watching(one.heartbeat)
     two = lock(node(place, "TEX-PASS-1", clock))
     said: list[str] = []
     with pytest.raises(BusyError, match=f"{GROUP} is busy: run {RUN} on node TEX-ACTV-1") as caught:
         two.acquire("", WINDOW, say=said.append)
     assert caught.value.exit_code == 10
-    assert clock.waited <= LEASE_S / BEATS
+    assert clock.waited <= LEASE_S / HEARTBEATS
     assert len(said) == 1
     assert "TEX-ACTV-1" in said[0]
     holder = two.holder()
@@ -87,7 +87,7 @@ def test_a_dead_holders_lease_is_taken_over_after_its_time_and_that_is_said(plac
     said: list[str] = []
     with lock(node(place, "TEX-PASS-1", clock)).acquire(RUN, WINDOW, say=said.append) as two:
         assert LEASE_S <= clock.waited <= LEASE_S * 1.1
-        assert [("no sign of life" in text, "TEX-ACTV-1" in text) for text in said] == [(True, True)] * 2
+        assert [("no heartbeat" in text, "TEX-ACTV-1" in text) for text in said] == [(True, True)] * 2
         assert two.held
         assert len(place.names("locks")) == 1, "what the dead one left is cleared away"
 
@@ -95,7 +95,7 @@ def test_a_dead_holders_lease_is_taken_over_after_its_time_and_that_is_said(plac
 @pytest.mark.parametrize("ahead", [timedelta(minutes=31), timedelta(minutes=-31)])
 def test_clocks_that_differ_harm_nothing(place: MemoryStorage, ahead: timedelta) -> None:
     one = lock(node(place, "TEX-ACTV-1", Watching(ahead=ahead))).acquire(RUN, WINDOW)
-    clock = Watching(one.beat)
+    clock = Watching(one.heartbeat)
     with pytest.raises(BusyError):
         lock(node(place, "TEX-PASS-1", clock)).acquire("", WINDOW)
     catalog = node(place, "TEX-PASS-1")
@@ -118,7 +118,7 @@ def test_an_overtaken_holder_records_nothing_more_and_takes_nothing_away(place: 
         for attempt in (lambda: old.append(note("late")), lambda: old.keep_index("i", b"late", b"late")):
             with pytest.raises(BusyError, match=r"TEX-PASS-1.* took it over"):
                 attempt()
-        overtaken.beat()  # a late request of it changes its own file only
+        overtaken.heartbeat()  # a late request of it changes its own file only
         overtaken.release()
         assert taker.holder() is not None
         new.append(note("after"))
@@ -129,7 +129,7 @@ def test_an_overtaken_holder_records_nothing_more_and_takes_nothing_away(place: 
         new.index("i")
 
 
-def test_an_overtaken_holder_is_told_at_its_next_beat(place: MemoryStorage) -> None:
+def test_an_overtaken_holder_is_told_at_its_next_heartbeat(place: MemoryStorage) -> None:
     told = threading.Event()
     catalog = node(place, "TEX-ACTV-1")
     quick = LeaseLock(catalog, place, GROUP, node="TEX-ACTV-1", lease_s=0.06)
@@ -140,7 +140,7 @@ def test_an_overtaken_holder_is_told_at_its_next_beat(place: MemoryStorage) -> N
         told.set()
 
     quick.acquire(RUN, WINDOW, lost=lost)
-    # The taker's own watch would see the beats: somebody else's lease is put into the log instead.
+    # The taker's own watch would see the heartbeats: somebody else's lease is put into the log instead.
     other = node(place, "TEX-PASS-1")
     lease = other.latest(LeaseRecord, GROUP)
     assert lease is not None
@@ -169,7 +169,7 @@ def test_of_two_takers_one_wins(place: MemoryStorage) -> None:
         if slow.waited >= LEASE_S and not first.held:
             first.acquire(RUN, WINDOW)
         elif first.held:
-            first.beat()
+            first.heartbeat()
 
     slow.meanwhile = overtake
     with pytest.raises(BusyError, match="node TEX-PASS-1"):
@@ -189,7 +189,7 @@ def test_waiting_ends_at_a_stop(place: MemoryStorage) -> None:
 
 def test_a_lock_that_is_not_held_is_no_lock(place: MemoryStorage) -> None:
     here = lock(node(place, "TEX-ACTV-1"))
-    for attempt in (lambda: here.name_run(RUN), here.beat, lambda: here.since):
+    for attempt in (lambda: here.name_run(RUN), here.heartbeat, lambda: here.since):
         with pytest.raises(BusyError, match="not locked by this object"):
             attempt()
     with here.acquire(RUN, WINDOW), pytest.raises(BusyError, match="already locked by this process"):

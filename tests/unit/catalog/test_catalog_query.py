@@ -387,7 +387,7 @@ def test_an_export_is_the_whole_catalog_in_one_file(catalog: Catalog, tmp_path: 
     assert again.pending(CopyRecord) == catalog.pending(CopyRecord)
     assert again.export()[0] == data
     assert again.append(run(run_of(2))).sequence == 4
-    with pytest.raises(CatalogError, match="there is a catalog in"):
+    with pytest.raises(CatalogError, match="already holds a catalog"):
         Catalog.from_export(data, new, node="n")
     with pytest.raises(CatalogError, match="the export is"):
         Catalog.from_export(data[:-9], MemoryStorage(), node="n")

@@ -41,7 +41,7 @@ def test_the_disk_does_not_move_under_a_living_reader(place: MemoryStorage) -> N
     reading = Catalog(place, node="TEX-PASS-1", clock=HandClock())
     with DiskReaders(reading, GROUP, HandClock()).read("stage two"):
         (fence,) = reading._fences
-        clock = Watching(fence.beat)
+        clock = Watching(fence.heartbeat)
         mover = at(place, "TEX-ACTV-1", clock)
         with pytest.raises(BusyError, match="is read by stage two") as refused, mover.exclusive():
             pass
@@ -53,11 +53,14 @@ def test_nobody_reads_while_it_moves_and_nobody_moves_it_twice(place: MemoryStor
     moving = Catalog(place, node="TEX-ACTV-1", clock=HandClock())
     with DiskReaders(moving, GROUP, HandClock()).exclusive():
         (fence,) = moving._fences
-        with pytest.raises(BusyError, match="about to move"), at(place, "n", Watching(fence.beat)).read("x"):
+        with (
+            pytest.raises(BusyError, match="about to move"),
+            at(place, "n", Watching(fence.heartbeat)).read("x"),
+        ):
             pass
         with (
             pytest.raises(BusyError, match="about to move"),
-            at(place, "n", Watching(fence.beat)).exclusive(),
+            at(place, "n", Watching(fence.heartbeat)).exclusive(),
         ):
             pass
         assert at(place, "n").readers() == []
@@ -91,7 +94,7 @@ def test_the_dead_hold_nobody_up_for_longer_than_a_lease(place: MemoryStorage) -
     clock = Watching()
     with at(place, "TEX-ACTV-1", clock).exclusive():
         assert LEASE_S <= clock.waited <= 1.1 * LEASE_S
-        with pytest.raises(BusyError, match="not this run's any more"):
+        with pytest.raises(BusyError, match="no longer held by this run"):
             dead.append(FreedRecord(image=f"20261110-{GROUP}.SG1.i.L0", reason="late", at=HandClock().now()))
     moving = at(place, "TEX-ACTV-1").exclusive()
     moving.__enter__()
