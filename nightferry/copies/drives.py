@@ -42,7 +42,7 @@ class DriveWork:
             "rate_bytes_per_s": self.rate_bytes_per_s,
             "waits": self.waits,
             "waited_s": self.waited_s,
-            "repositions": self.repositions,
+            "backhitches": self.repositions,
         }
 
 

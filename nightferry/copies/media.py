@@ -219,7 +219,7 @@ def describe_erasure(erasure: Erasure) -> str:
         case "blank":
             return f"{medium.barcode} is blank; it would be labelled"
     again = ", ".join(sorted({copy.image for copy in erasure.unfinished}))
-    again = f"; the copy of {again} is not finished, and begins again" if again else ""
+    again = f"; the unfinished copy of {again} begins again" if again else ""
     images = ", ".join(erasure.lost[:5]) + (
         f" and {len(erasure.lost) - 5} more" if len(erasure.lost) > 5 else ""
     )

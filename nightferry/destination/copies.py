@@ -248,7 +248,7 @@ def side_path(location: Mapping[str, Any], name: str) -> str:
         DestinationError: there is no such side file.
     """
     if name not in SIDE_FILES:
-        raise DestinationError(f"{name!r} is no side file", subject=name)
+        raise DestinationError(f"{name!r} is not a side file", subject=name)
     return f"images/{place_of(location)[0]}/{name}"
 
 

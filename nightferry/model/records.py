@@ -296,7 +296,7 @@ class CartridgeRecord(Record):
     label: str = ""
     """The label's random id; empty while blank."""
     former_label: str = ""
-    """The id that the medium may still bear while a cartridge is labelled anew; else empty."""
+    """The id that the medium may still bear while a cartridge is labelled again; else empty."""
     used_bytes: Count = 0
     tape_files: Count = 0
     """Tape files written, the label included; the next one is written at this number."""

@@ -334,7 +334,7 @@ def _drives(drives: tuple[DriveWork, ...]) -> list[str]:
         return []
     lines = [
         "",
-        "| drive | copies | size | rate | waits | waited | repositions |",
+        "| drive | copies | size | rate | waits | waited | backhitches |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     return lines + [

@@ -414,7 +414,7 @@ def test_scan_finds_exactly_the_whole_copies(place: Place) -> None:
 
 def test_an_encoded_image_is_refused_where_only_plain_ones_lie(tmp_path: Path) -> None:
     destination = tape_place(tmp_path).again()
-    with pytest.raises(ConfigError, match="on tape an image lies plain"):
+    with pytest.raises(ConfigError, match="images on tape are plain"):
         put(destination, EncodedOutgoing(Image(named("i1"), random_bytes(1, MIB)), 1))
     assert destination.find(named("i1"), 1) is None
     destination.close()

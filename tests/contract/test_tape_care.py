@@ -52,7 +52,7 @@ FAILING = [
 
 
 @pytest.mark.parametrize("fault", FAILING, ids=lambda f: f"{f.verb} {f.error.__name__}")
-def test_a_drive_that_fails_mid_image_is_set_aside_and_the_image_goes_to_another(
+def test_a_drive_that_fails_mid_image_is_disabled_and_the_image_goes_to_another(
     rig: Rig, fault: Fault
 ) -> None:
     rig.make()
@@ -63,7 +63,7 @@ def test_a_drive_that_fails_mid_image_is_set_aside_and_the_image_goes_to_another
     assert receipt.lane == "drive 1"
     assert read_all(tape, receipt) == image.data
     assert whole_copies(rig, named("i1")) == 1
-    assert any("drive 0 failed and is set aside" in line for line in said.lines)
+    assert any("drive 0 failed and is disabled" in line for line in said.lines)
     assert [(d.drive, d.state) for d in rig.register.drives] == [(0, "set aside")]
     # The next image does not come back to it, and a later process finds nothing left to look at.
     assert put(tape, Image(named("i2"), os.urandom(MIB))).lane == "drive 1"
@@ -138,7 +138,9 @@ def test_when_every_drive_failed_the_error_names_them_and_the_next_lane_tries_ag
     faults(rig, *away)
     tape = rig.tape()
     image = Image(named("i1"), os.urandom(2 * MIB))
-    with pytest.raises(Unavailable, match=r"every drive .* set aside \(drive 0: .*; drive 1: .*\)"):
+    with pytest.raises(
+        Unavailable, match=r"all drives .* disabled after errors \(drive 0: .*; drive 1: .*\)"
+    ):
         put(tape, image)
     for fault in away:
         fault.stays = False
@@ -155,7 +157,7 @@ def test_an_unknown_outcome_on_a_cartridge_that_is_stuck_is_not_guessed(rig: Rig
     faults(rig, lost, stuck)
     tape = rig.tape()
     image = Image(named("i1"), os.urandom(MIB))
-    with pytest.raises(Unavailable, match=rf"whether {named('i1')} is whole on A00001L9 is not known"):
+    with pytest.raises(Unavailable, match=rf"unknown whether {named('i1')} is whole on A00001L9"):
         put(tape, image)
     stuck.stays = False
     assert whole_copies(rig, named("i1")) == 1
@@ -175,7 +177,7 @@ def test_a_cartridge_that_cannot_be_written_is_left_for_another_in_the_same_driv
     assert "cannot be written to" in record.note
 
 
-def test_a_drive_that_spoils_one_cartridge_after_the_other_is_set_aside(rig: Rig) -> None:
+def test_a_drive_that_spoils_one_cartridge_after_the_other_is_disabled(rig: Rig) -> None:
     rig.make()
     faults(rig, Fault("write_record", 2, MediumDamaged, on=0, stays=True))
     receipt = put(rig.tape(), Image(named("i1"), os.urandom(3 * MIB)))
@@ -185,7 +187,7 @@ def test_a_drive_that_spoils_one_cartridge_after_the_other_is_set_aside(rig: Rig
     assert {r.state for r in rig.register.kept.values()} <= {"appendable", "blank"}
 
 
-def test_a_drive_that_fails_while_reading_is_set_aside_and_another_reads_on(rig: Rig) -> None:
+def test_a_drive_that_fails_while_reading_is_disabled_and_another_reads_on(rig: Rig) -> None:
     rig.make()
     image = Image(named("i1"), os.urandom(4 * MIB))
     receipt = put(rig.tape(), image)
@@ -208,7 +210,9 @@ def test_a_drive_that_asks_for_cleaning_is_drained_cleaned_and_used_again(rig: R
     assert rig.register.kept["CLN001L1"].state == "cleaning"
     assert rig.register.kept["CLN001L1"].mounts == 1
     assert rig.register.kept["A00001L9"].mounts == 1
-    assert any("drive 0 asks for cleaning: CLN001L1 goes in" in line for line in said.lines)
+    assert any(
+        "drive 0 requests cleaning: loading cleaning cartridge CLN001L1" in line for line in said.lines
+    )
     assert [str(v.element) for v in tape.media.inventory() if v.barcode == "CLN001L1"] == ["slot 0"]
 
 

@@ -90,7 +90,7 @@ def test_an_image_that_ran_out_of_cartridges_goes_on_behind_its_last_whole_part(
     said = Said()
     receipt = put(second.tape, image, progress=said)
     assert receipt.location["parts"][:2] == left["parts"]
-    assert f"{image.image} goes on behind part 2, on {BARCODES[1]}" in said.lines
+    assert f"{image.image} continues after part 2, on {BARCODES[1]}" in said.lines
     assert receipt.streamed is not None
     assert receipt.streamed.size_bytes == sum(p["bytes"] for p in receipt.location["parts"][2:])
     # Each cartridge of the parts was mounted once to prove them, and never written to.
@@ -239,7 +239,7 @@ def test_a_stopped_image_goes_on_behind_its_parts(process: Open, image: Image) -
     tape = process().tape
     said = Said()
     receipt = put(tape, image, progress=said)
-    assert [line for line in said.lines if "goes on behind part" in line]
+    assert [line for line in said.lines if "continues after part" in line]
     assert read_all(tape, receipt) == image.data
     assert [(f.image, f.epoch) for f in tape.scan()] == [(image.image, 1)]
 

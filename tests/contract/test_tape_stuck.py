@@ -191,7 +191,7 @@ def test_two_cartridges_with_one_barcode_are_both_left_alone_and_named(
         lambda: tape.handling.retire(FIRST, "me"),
         lambda: tape.handling.move(FIRST, 9, "me"),
     ):
-        with pytest.raises(Unavailable, match="in slot 0 and slot 5: none of them is used") as refused:
+        with pytest.raises(Unavailable, match="in slot 0 and slot 5; none of them is used") as refused:
             verb()
         assert "barcode label" in refused.value.hint
     assert not places & set(touched)

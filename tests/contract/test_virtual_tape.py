@@ -95,7 +95,7 @@ def test_an_index_larger_than_the_reserve_goes_to_the_next_cartridge(rig: Rig) -
 
 def test_an_index_that_fits_on_no_cartridge_is_an_error(rig: Rig) -> None:
     rig.make(cartridge_bytes=4 * MIB)
-    with pytest.raises(MediumFull, match="fits on no cartridge"):
+    with pytest.raises(MediumFull, match="does not fit on any cartridge"):
         put(rig.tape(), Image(named("i1"), os.urandom(MIB), index=os.urandom(5 * MIB)))
 
 

@@ -64,7 +64,7 @@ def test_a_cartridge_with_living_copies_is_not_erased(night: CommandSite, nightf
     before = lying(night, FIRST)
     for words in (("erase", "--yes", FIRST), ("erase", "--dry-run", FIRST)):
         error = nightferry(night, "media", *words, "--json").error
-        assert "copies that are not given up" in error["message"]
+        assert "live copies" in error["message"]
         assert f"media retire {FIRST}" in error["hint"]
     assert lying(night, FIRST) == before
 

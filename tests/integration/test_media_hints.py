@@ -158,7 +158,7 @@ def test_a_cartridge_that_finds_no_slot_is_taken_in_when_one_is_carried_out(
 ) -> None:
     no_room(full)
     refused = nightferry(full, "media", "import", "--json")
-    assert "no slot is empty for B00001L9" in refused.error["message"]
+    assert "no empty slot for B00001L9" in refused.error["message"]
     [[*carry_out]] = commands(refused.error["hint"])
     assert nightferry(full, *carry_out).code == 0
     folder(full, "A00002L9").rename(full.root / "A00002L9")
@@ -220,7 +220,7 @@ def test_cartridges_with_parts_of_an_unfinished_copy_are_erased_at_once(
         [begun] = [c for c in here.catalog.copies(image) if c.destination == "tape"]
     held = [part["barcode"] for part in begun.location["parts"]]
     said = nightferry(cut_short, "media", "erase", held[0], "--json").error
-    assert f"the copy of {image} is not finished, and begins again" in said["message"]
+    assert f"the unfinished copy of {image} begins again" in said["message"]
     [[*erase]] = commands(said["hint"])
     assert nightferry(cut_short, *erase, "--json").document["state"] == "appendable"
     # It was given up with that: the others are dead space, and just as free.

@@ -81,7 +81,7 @@ def test_a_drive_is_cleaned_between_two_images_and_what_refuses_or_is_foreign_is
         # The image at hand was finished where it began, then the drive was cleaned, then the next one came.
         assert [c.lane for c in copies] == ["drive 0"] * 3
         assert [d.state for d in opened.catalog.all(DriveRecord)][:1] == ["cleaned"]
-        assert len([line for line in progress.said if "asks for cleaning: CLN001L1 goes in" in line]) == 1
+        assert len([line for line in progress.said if "loading cleaning cartridge CLN001L1" in line]) == 1
         assert not drives[0].alerts
         states = {record.barcode: record.state for record in opened.catalog.cartridges("tape")}
         assert (states["A00002L9"], states["CLN001L1"]) == ("foreign", "cleaning")

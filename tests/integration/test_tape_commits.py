@@ -154,7 +154,7 @@ def test_a_commit_that_was_never_acknowledged_leaves_the_tape_as_if_it_had_been(
         assert not [note for note in notes if "dead space" in note]
     assert wire.lost == done
     outcome = "was written" if done else "was not written"
-    assert not what or [line for line in said.lines if f"{what} {outcome}: going on behind it" in line]
+    assert not what or [line for line in said.lines if f"{what} {outcome}: continuing after it" in line]
     tapes = dump(server, tmp_path)
     assert whole_copies(tapes) == dict.fromkeys(images, 1)
     # Behind the label an image, its trailer, and so on: nothing is there that no trailer names.

@@ -161,7 +161,7 @@ def test_a_session_cut_in_the_middle_of_a_write_neither_doubles_nor_loses_anythi
         night.stage_two(opened, record, watch)
     assert cut
     assert cut[0] >= 1
-    assert [line for line in watch.said if "was not written: going on behind it" in line]
+    assert [line for line in watch.said if "was not written: continuing after it" in line]
     for name in site.names:
         assert restored(site, nightferry, name, tmp_path / "back" / name) == ""
     assert whole_copies(dump(server, tmp_path)) == dict.fromkeys(images(site), 1)
@@ -179,7 +179,7 @@ def test_a_write_that_was_done_and_never_acknowledged_neither_doubles_nor_loses_
             watch = When(done_mib * MIB + 1, wire.cut_before_answer)
             night.stage_two(opened, record, watch)
         assert wire.lost == 1
-        assert [line for line in watch.said if "was written: going on behind it" in line]
+        assert [line for line in watch.said if "was written: continuing after it" in line]
         for name in site.names:
             assert restored(site, nightferry, name, tmp_path / "back" / name) == ""
         assert whole_copies(dump(server, tmp_path)) == dict.fromkeys(images(site), 1)

@@ -36,5 +36,5 @@ def test_a_cartridge_that_was_in_two_parts_of_the_inventory_is_one() -> None:
 
 def test_a_cartridge_that_is_not_there_is_nowhere_and_two_of_one_barcode_are_two() -> None:
     assert bays([Element(SLOT, "B1")]).place_of("A1") is None
-    with pytest.raises(Unavailable, match="2 cartridges bear the barcode A1, in drive 1 and slot 3"):
+    with pytest.raises(Unavailable, match="2 cartridges have the barcode A1, in drive 1 and slot 3"):
         bays([Element(DRIVE, "A1"), Element(SLOT, "A1")]).place_of("A1")

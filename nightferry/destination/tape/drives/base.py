@@ -45,7 +45,7 @@ def no_waiting(what: str) -> None:
 
 
 def again(work: Callable[[], T]) -> T:
-    """Work that rewinds first and writes nothing, begun anew when the drive has an attention for us meanwhile.
+    """Work that rewinds first and writes nothing, begun again when the drive has an attention for us meanwhile.
 
     Raises:
         Attention: for the third time: then it is the drive.

@@ -24,7 +24,7 @@ class Lease(Protocol):
 
         Raises:
             DriveTaken: another host has the drive.
-            Unavailable: that cannot be told.
+            Unavailable: that is unknown.
         """
 
     def release(self) -> None:

@@ -70,7 +70,7 @@ def try_lock(path: Path, token: str) -> FileLock | None:
             if error.errno not in (*UNWRITABLE, errno.EBADF):
                 os.close(fd)
                 raise
-            _log.info("%s does not say who has it: %s", path, error.strerror)
+            _log.info("%s does not name its holder: %s", path, error.strerror)
     _, _, former = before.decode(errors="replace").strip().partition(" ")
     return FileLock(fd, before == body, former)
 

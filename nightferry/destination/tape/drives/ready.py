@@ -63,7 +63,7 @@ def wait_until_ready(
         if sense.code != _CLEANING and not sense.passes:
             raise Unavailable(
                 f"{device.name} does not become ready: {sense}",
-                hint="look at the drive's own panel; a cleaning cartridge or an operator may be needed",
+                hint="check the drive's panel; a cleaning cartridge or an operator may be needed",
                 subject=device.name,
             )
         if clock.monotonic() > deadline:
@@ -104,4 +104,4 @@ def _ask(device: Device, command: bytes) -> None:
         raise
     except DestinationError as error:
         # What it means is what TEST UNIT READY says next.
-        _log.info("%s, asked to load: %s", device.name, error)
+        _log.info("%s, on a load command: %s", device.name, error)

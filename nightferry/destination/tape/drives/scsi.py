@@ -135,7 +135,7 @@ class ScsiDrive:
             raise DestinationError(
                 f"{self._device.name} takes blocks of at most {self._longest} bytes; "
                 f"a record has {RECORD_BYTES}",
-                hint="raise the limit of the host adapter or the drive",
+                hint="raise the block size limit of the host adapter or the drive",
                 subject=self._device.name,
             )
 
@@ -237,7 +237,7 @@ class ScsiDrive:
         if here is None or here.file != self._file:
             self._is_lost = True
             raise PositionLost(
-                f"{self._device.name} stands in tape file {here.file if here else '?'}, not {self._file}",
+                f"{self._device.name} is at tape file {here.file if here else '?'}, not {self._file}",
                 subject=self._device.name,
             )
 
@@ -284,7 +284,7 @@ class ScsiDrive:
             if sense.information is None:
                 self._is_lost = True
                 raise PositionLost(
-                    f"{self._device.name} does not say how far it went: {sense}", subject=self._device.name
+                    f"{self._device.name} does not report how far it went: {sense}", subject=self._device.name
                 )
             passed += step - sense.information
             if sense.filemark:
@@ -343,7 +343,7 @@ class ScsiDrive:
         if sense is not None or arrived != size:
             self._is_lost = True
             raise PositionLost(
-                f"{self._where(-1)} was to have {size} bytes, {arrived} came: {sense or 'no sense'}",
+                f"{self._where(-1)} should have {size} bytes, {arrived} arrived: {sense or 'no sense'}",
                 subject=self._device.name,
             )
         return bytes(data)
@@ -353,7 +353,7 @@ class ScsiDrive:
             return asked
         if sense.information is None:
             raise MediumDamaged(
-                f"{self._where(0)}: the drive does not say how long it is", subject=self._device.name
+                f"{self._where(0)}: the drive does not report its length", subject=self._device.name
             )
         return asked - sense.information
 
@@ -419,7 +419,7 @@ class ScsiDrive:
         self._require_loaded()
         if self._is_lost or self._heard != self._device.attentions:
             raise PositionLost(
-                f"where the tape in {self._device.name} stands is not known", subject=self._device.name
+                f"the tape position of {self._device.name} is unknown", subject=self._device.name
             )
 
     def _moving(

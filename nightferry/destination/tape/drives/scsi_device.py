@@ -53,7 +53,7 @@ _READY_PAUSE_S = 1.0
 _MOST_ATTENTIONS = 32
 _ALERT_BYTES = 4096
 _NO_MEDIUM = 0x3A
-_PANEL = "look at {name} and its own panel or log"
+_PANEL = "check {name} and its panel or log"
 _UNSUPPORTED = {(0x20, 0x00), (0x24, 0x00), (0x26, 0x00)}
 
 
@@ -180,7 +180,7 @@ class Device:
             case _ if answer.status == RESERVATION_CONFLICT:
                 raise Unavailable(
                     f"{self.name} is reserved by another host",
-                    hint="see who has it, or leave the drive out of this host's site file",
+                    hint="find out which host, or leave the drive out of this host's site file",
                     subject=self.name,
                 )
             case _:
@@ -213,7 +213,7 @@ class Device:
             except NotReady as error:
                 if not error.sense.passes or self._clock.monotonic() >= deadline:
                     raise
-                _log.info("%s is waited for: %s", self.name, error.sense)
+                _log.info("waiting for %s: %s", self.name, error.sense)
                 self._clock.sleep(_READY_PAUSE_S)
         raise Unavailable(f"{self.name} answers nothing but unit attentions", subject=self.name)
 

@@ -92,7 +92,7 @@ class StDrive:
                     raise Unavailable(f"{self._name} does not become ready", subject=self._name)
                 waiting(f"{self._name} is becoming ready")
                 self._clock.sleep(_POLL_S)
-                # The driver notices a cartridge that became ready when it is opened anew.
+                # The driver notices a cartridge that became ready when it is opened again.
                 self._node.close()
                 self._node.open()
             self._node.op(Op.SETBLK, 0)
@@ -264,7 +264,7 @@ class StDrive:
                     return True
                 else:
                     raise self._error(error, "write filemarks") from error
-        raise PositionLost(f"{self._name} writes no filemark", subject=self._name)
+        raise PositionLost(f"{self._name} cannot write a filemark", subject=self._name)
 
     # -- care ---------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class StDrive:
             status = self._node.status()
         if self._is_lost or status.file < 0:
             self._is_lost = True
-            raise PositionLost(f"where the tape in {self._name} stands is not known", subject=self._name)
+            raise PositionLost(f"the tape position of {self._name} is unknown", subject=self._name)
         return status
 
     @contextmanager

@@ -26,7 +26,7 @@ _ALL = (1 << 31) - 1
 def not_ours(barcode: str) -> str:
     """What to do with a cartridge that holds something else than it should."""
     return (
-        f"nothing was written; `nightferry media show {barcode}` says what is on it, and if nobody needs that, "
+        f"nothing was written; `nightferry media show {barcode}` lists what is on it; if nobody needs that, "
         f"`nightferry media erase --yes {barcode}` makes it scratch"
     )
 
@@ -73,9 +73,7 @@ class Cartridge:
             DestinationError: it was not.
         """
         if self.record is None:
-            raise DestinationError(
-                f"{self.barcode} has not been proved fit to be written to", subject=self.barcode
-            )
+            raise DestinationError(f"{self.barcode} has not been checked for writing", subject=self.barcode)
         return self.record
 
     def is_proved(self, barcode: str) -> bool:
@@ -142,7 +140,7 @@ class Cartridge:
         self.seek(file)
         first = self.drive.read_record(LONGEST_RECORD)
         if isinstance(first, Mark) or not begins_a_trailer(first):
-            raise MediumDamaged(f"tape file {file} of {self.barcode} is no trailer", subject=self.barcode)
+            raise MediumDamaged(f"tape file {file} of {self.barcode} is not a trailer", subject=self.barcode)
         return self._finish_trailer(first, file)
 
     def _finish_trailer(
@@ -154,7 +152,7 @@ class Cartridge:
         )
         this = trailer.this
         if self.label is None or (this.label, this.trailer) != (self.label.label, file):
-            raise MediumDamaged(f"the trailer in {where} belongs to another place", subject=self.barcode)
+            raise MediumDamaged(f"the trailer in {where} belongs elsewhere", subject=self.barcode)
         return trailer, members
 
     def newest_first(self, last: int) -> Iterator[tuple[Trailer, dict[str, bytes]]]:
@@ -168,7 +166,9 @@ class Cartridge:
             trailer, members = self.trailer(file)
             yield trailer, members
             if trailer.previous_trailer is not None and trailer.previous_trailer >= file:
-                raise MediumDamaged(f"the trailers of {self.barcode} do not lead back", subject=self.barcode)
+                raise MediumDamaged(
+                    f"the trailers of {self.barcode} do not form a chain", subject=self.barcode
+                )
             file = trailer.previous_trailer
 
     def walk(
@@ -208,7 +208,7 @@ class Cartridge:
         """Proves that the cartridge can be appended to, and finds what the catalog does not know of.
 
         The tape stands at its end afterwards; an open tape file there was closed by a filemark. A trailer that lacked
-        only that is whole then, so it is adopted: else the filemark would make a second copy of what is written anew.
+        only that is whole then, so it is adopted: else the filemark would make a second copy of what is written again.
         At the end of the medium no filemark fits any more: the cartridge is full, and counts as far as it is closed.
 
         Raises:

@@ -65,7 +65,7 @@ class Label:
             same = False
         if not same:
             raise ConfigError(
-                f"barcode {self.barcode!r} and pool {self.pool!r} cannot stand on a label",
+                f"barcode {self.barcode!r} and pool {self.pool!r} cannot be written on a label",
                 hint="use letters, digits, '.', '_' and '-'",
             )
         return text
@@ -88,11 +88,11 @@ def parse(record: bytes) -> Label:
     except UnicodeDecodeError:
         raise NotALabel("not plain text") from None
     if not lines[0].startswith(_MAGIC):
-        raise NotALabel("does not begin as a nightferry label")
+        raise NotALabel("does not begin like a nightferry label")
     if lines[0] != f"{_MAGIC}{_VERSION}":
         raise NotALabel(f"a label of another version: {lines[0][len(_MAGIC) :][:16]!r}")
     if not found or len(lines) != 1 + len(_FIELDS):
-        raise NotALabel("its fields are not complete")
+        raise NotALabel("its fields are incomplete")
     values = {}
     for line, (key, pattern) in zip(lines[1:], _FIELDS.items(), strict=True):
         if not re.fullmatch(f"{key}: (?:{pattern})", line):

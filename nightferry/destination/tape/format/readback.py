@@ -37,7 +37,7 @@ def digests_of(records: Iterable[memoryview]) -> bytes:
 class Appending:
     """The tape file that a cartridge ends with, record after record and then its filemark, each sent once.
 
-    After a ``PositionLost`` the cartridge is loaded anew and its label read: it may be another one by now. The last
+    After a ``PositionLost`` the cartridge is loaded again and its label read: it may be another one by now. The last
     record that was acknowledged tells by its digest where the tape stands, what is behind it whether the write was
     done; and it goes on behind what is there.
 
@@ -100,7 +100,7 @@ class Appending:
         """Looks at the medium; the tape stands where it goes on.
 
         Raises:
-            PositionLost: ``error`` itself, when that cannot be told, or something else is there than was sent.
+            PositionLost: ``error`` itself, when that is unknown, or something else is there than was sent.
         """
         barcode = self.cartridge.barcode
         done = look_again(
@@ -110,9 +110,7 @@ class Appending:
             waiting=lambda what: self.cancel.check(),
         )
         name = f"{write} of {self.what}" if self.what else write
-        self.say(
-            f"{error}; by what is on {barcode}, {name} was {'' if done else 'not '}written: going on behind it"
-        )
+        self.say(f"{error}; on {barcode}, {name} was {'' if done else 'not '}written: continuing after it")
         return done
 
     def _is_there(self, is_it: Callable[[bytes | Mark], bool]) -> bool:
@@ -125,7 +123,7 @@ class Appending:
         done = is_it(met)
         if (self.cartridge.drive.read_record() if done else met) is not Mark.END_OF_DATA:
             raise MediumDamaged(
-                f"in tape file {self.file}, behind {self.records} records, is something else than was written",
+                f"in tape file {self.file}, behind {self.records} records, is not what was written",
                 subject=self.cartridge.barcode,
             )
         return done
@@ -160,12 +158,12 @@ def look_again(
     *others: Label | None,
     waiting: Waiting = no_waiting,
 ) -> T:
-    """Loads a cartridge anew, reads its label and looks at it, after an error that says nothing of what was done.
+    """Loads a cartridge again, reads its label and looks at it, after an error that says nothing of what was done.
 
     Args:
         cartridge: The cartridge in the drive.
         error: The error.
-        look: Looks at what is behind the label; can be begun anew.
+        look: Looks at what is behind the label; can be begun again.
         others: Labels that it may have besides the one it had; None: it may be blank.
         waiting: Is told of the wait for the drive.
 

@@ -34,7 +34,7 @@ class Watcher(Protocol):
         """A drive is not used any more in this process."""
 
     def taken_back(self, drive: int, why: str) -> None:
-        """A drive that was set aside is used again."""
+        """A disabled drive is enabled again."""
 
     def elsewhere(self, barcode: str) -> str:
         """Where the records say that a cartridge is which is in no slot and no drive; for people."""
@@ -56,7 +56,7 @@ class Bay:
         self.aside = ""
         """Why the drive is not used any more in this process; empty while it is."""
         self.stuck = ""
-        """The cartridge that could not be taken out of a drive that was set aside."""
+        """The cartridge that could not be taken out of a disabled drive."""
         self.spoiled: set[str] = set()
         """Cartridges that could not be written to here, since one last could."""
 

@@ -81,11 +81,10 @@ class Bays:
                 return place
         if places is not None:
             raise Unavailable(
-                f"{len(places)} cartridges bear the barcode {barcode}, in {' and '.join(map(str, places))}: "
+                f"{len(places)} cartridges have the barcode {barcode}, in {' and '.join(map(str, places))}; "
                 "none of them is used",
                 subject=barcode,
-                hint="look which of them is meant, and take the other one out of the library, or give it a new barcode "
-                "label",
+                hint="find out which one is right; take the other out of the library, or give it a new barcode label",
             )
         return None
 
@@ -99,12 +98,12 @@ class Bays:
         return self._bays[place.number] if place.number < len(self._bays) else None
 
     def is_stuck(self, barcode: str) -> bool:
-        """Whether a cartridge is in a drive that was set aside, and does not come out."""
+        """Whether a cartridge is stuck in a disabled drive."""
         return any(bay.stuck == barcode for bay in self._bays)
 
     @property
     def have_failed(self) -> bool:
-        """Whether a drive was set aside."""
+        """Whether a drive is disabled."""
         return any(bay.aside for bay in self._bays)
 
     def mine(self) -> Bay | None:
@@ -121,15 +120,15 @@ class Bays:
 
         Raises:
             BusyError: the one who asks has all of them.
-            Unavailable: every drive was set aside.
+            Unavailable: every drive is disabled.
             Cancelled: while it waited.
         """
         while (bay := self._take_best(rank)) is None:
             self._require_one()
             if all(bay.holder == threading.get_ident() for bay in self._bays if not bay.aside):
                 raise BusyError(
-                    f"every drive of {self._library.name} is in use by the one who asks for another",
-                    hint="one drive cannot read and write at once: give the library a second one",
+                    f"every drive of {self._library.name} is already held by the same process, which asks for another",
+                    hint="one drive cannot read and write at the same time: give the library a second drive",
                 )
             self._wait(cancel)
         try:
@@ -139,13 +138,13 @@ class Bays:
 
     def _require_one(self) -> None:
         """Raises:
-        Unavailable: every drive was set aside.
+        Unavailable: every drive is disabled.
         """
         if all(bay.aside for bay in self._bays):
             named = "; ".join(f"{bay.name}: {bay.aside}" for bay in self._bays)
             raise Unavailable(
-                f"every drive of {self._library.name} failed and was set aside ({named})",
-                hint="look at the drives; what is owed is delivered by the next run",
+                f"all drives of library {self._library.name} are disabled after errors ({named})",
+                hint="check the drives; the next run enables them again and makes the missing copies",
                 subject=self._library.name,
             )
 
@@ -176,7 +175,7 @@ class Bays:
         A cartridge that is elsewhere is waited for, and that is said, before a drive is taken.
 
         Raises:
-            Unavailable: the cartridge did not come into the library in time, or every drive was set aside.
+            Unavailable: the cartridge did not come into the library in time, or every drive is disabled.
             BusyError: others kept it, or all drives, for longer than the patience.
         """
         bay = self.mine()
@@ -191,22 +190,22 @@ class Bays:
             self._give_back(bay)
 
     def has_other(self, bay: Bay) -> bool:
-        """Whether there is another drive that is not set aside."""
+        """Whether there is another drive that is enabled."""
         return any(other is not bay and not other.aside for other in self._bays)
 
     @contextmanager
     def another(self, bay: Bay) -> Iterator[Bay]:
-        """A free bay besides a leased one, whose cartridge is put away for it; never waits.
+        """A free bay besides a leased one, whose cartridge is unloaded for it; never waits.
 
         Raises:
             Unavailable: no other is free.
-            DestinationError: the cartridge does not come out; the drive is set aside then.
+            DestinationError: the cartridge does not come out; the drive is disabled then.
         """
         other = self._take_best(len)
         if other is None:
             raise Unavailable(
-                f"no other drive of {self._library.name} is free to try what {bay.name} cannot read",
-                hint="try again when another drive is free; nothing is proved of the cartridge",
+                f"no other drive of {self._library.name} is free to read what {bay.name} cannot",
+                hint="try again when another drive is free; the cartridge may be good",
                 subject=self._library.name,
             )
         try:
@@ -221,7 +220,7 @@ class Bays:
             self._give_back(other)
 
     def _mounted(self, barcode: str, cancel: Cancel) -> Bay:
-        """A newly leased bay with the cartridge in it; drives that fail at it are set aside."""
+        """A newly leased bay with the cartridge in it; drives that fail at it are disabled."""
         self._await_arrival(barcode, cancel)
         deadline = time.monotonic() + self._patience_s
         while True:
@@ -326,9 +325,9 @@ class Bays:
             raise self._not_here(barcode)
         if self.is_stuck(barcode):
             raise Unavailable(
-                f"{barcode} does not come out of {place}, which was set aside",
+                f"{barcode} is stuck in {place}, which is disabled",
                 subject=barcode,
-                hint=f"get {barcode} out of {place} and into a slot by hand",
+                hint=f"move {barcode} from {place} to a slot by hand",
             )
         if place == bay.address:
             self._load(bay, barcode, cancel)
@@ -387,7 +386,7 @@ class Bays:
         return waiting
 
     def out_of_drive(self, barcode: str) -> Address:
-        """Where a cartridge is when it is in no drive any more; one that is in a drive is put away first.
+        """Where a cartridge is when it is in no drive any more; one that is in a drive is unloaded first.
 
         Raises:
             BusyError: its drive is in use.
@@ -435,21 +434,21 @@ class Bays:
         empty = [e.address for e in elements if e.address.kind == "slot" and not e.barcode]
         if not empty:
             raise DestinationError(
-                f"no slot is empty for {held.barcode} in {held.address}",
+                f"no empty slot for {held.barcode} in {held.address}",
                 subject=held.barcode,
-                hint="make room: `nightferry media export BARCODE` carries a cartridge out",
+                hint="free a slot: `nightferry media export BARCODE` moves a cartridge to a port",
             )
         return held.home if held.home in empty and held.home is not None else empty[0]
 
     def try_again(self) -> None:
-        """When every drive was set aside, perhaps the library was away and is back: all get another chance."""
+        """When every drive is disabled, perhaps the library was away and is back: all get another chance."""
         if all(bay.aside for bay in self._bays):
             self._unloadable.clear()
             for bay in self._bays:
-                self.take_back(bay, "every drive had failed")
+                self.take_back(bay, "every drive was disabled")
 
     def take_back(self, bay: Bay, why: str) -> None:
-        """Uses a drive again that was set aside."""
+        """Enables a drive again."""
         bay.aside = bay.stuck = ""
         self._watcher.taken_back(bay.drive.number, why)
 
@@ -469,7 +468,7 @@ class Bays:
         self._watcher.set_aside(bay.drive.number, inside, alerts, str(why))
 
     def close(self) -> None:
-        """Puts away what this process brought and nobody else has taken over; what cannot be put away stays
+        """Unloads what this process loaded and nobody else has taken over; what cannot be unloaded stays
         where it is, for whoever leases that drive next."""
         for bay in self._bays:
             if bay.drive.number in self._touched and self._take(bay):
@@ -477,7 +476,7 @@ class Bays:
                     if bay.lock is not None and bay.lock.untouched:
                         self.put_away(bay)
                 except DestinationError as error:
-                    _log.warning("%s keeps its cartridge: %s", bay.name, error)
+                    _log.warning("%s still holds its cartridge: %s", bay.name, error)
                 finally:
                     self._give_back(bay)
 

@@ -45,8 +45,8 @@ class Care:
         if not cleaned:
             self._watch.heard(bay.drive.number, "", alerts)
             progress.say(
-                f"{bay.name} asks for cleaning, and the library has no usable cleaning cartridge "
-                f"({', '.join(self._pool.cleaning)}): it goes on as it is",
+                f"{bay.name} requests cleaning, and the library has no usable cleaning cartridge "
+                f"({', '.join(self._pool.cleaning)}): it continues without cleaning",
                 self._watch.destination,
             )
 
@@ -58,7 +58,9 @@ class Care:
     def _clean(self, bay: Bay, barcode: str, progress: Progress, cancel: Cancel) -> bool:
         """Puts a cleaning cartridge through the drive; False when it is used up, which is recorded, or somebody
         else has it."""
-        progress.say(f"{bay.name} asks for cleaning: {barcode} goes in", self._watch.destination)
+        progress.say(
+            f"{bay.name} requests cleaning: loading cleaning cartridge {barcode}", self._watch.destination
+        )
         if not self._bays.bring(bay, barcode, cancel):
             return False
         alerts = bay.drive.alerts()
@@ -76,5 +78,5 @@ class Care:
         if CLEANING_FAILED.isdisjoint(alerts):
             return True
         self._watch.change(self._watch.record_of(barcode) or known, state="retired", note="used up")
-        progress.say(f"{barcode} cleans no more: take it out", self._watch.destination)
+        progress.say(f"cleaning cartridge {barcode} is used up: take it out", self._watch.destination)
         return False

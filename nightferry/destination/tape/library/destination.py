@@ -95,7 +95,7 @@ class TapeLane:
                 if behind:
                     last = behind[-1].barcode
                     progress.say(
-                        f"{outgoing.image} goes on behind part {len(behind)}, on {last}", destination.name
+                        f"{outgoing.image} continues after part {len(behind)}, on {last}", destination.name
                     )
                 wait_s = destination.pool.wait_for_media_s
                 return destination.write(
@@ -121,12 +121,12 @@ class TapeLane:
 
     def _go_on_elsewhere(self, image: str, error: DestinationError) -> None:
         """A cartridge that cannot be written to is left for another; a drive that failed, or spoils one cartridge
-        after the other, is set aside."""
+        after the other, is disabled."""
         bay, destination = self.bay, self._destination
         if isinstance(error, MediumDamaged | WriteProtected) and len(bay.spoiled) < 2:
-            self._progress.say(f"{error}: {image} goes on on another cartridge", destination.name)
+            self._progress.say(f"{error}; {image} continues on another cartridge", destination.name)
             return
-        self._progress.say(f"{bay.name} failed and is set aside: {error}", destination.name)
+        self._progress.say(f"{bay.name} failed and is disabled: {error}", destination.name)
         destination.bays.set_aside(bay, error)
         destination.acquit(bay)
         self._lease.close()
@@ -134,10 +134,10 @@ class TapeLane:
             self.bay = self._take()
         except DestinationError as none_left:
             raise none_left from error
-        self._progress.say(f"{image} goes on in {self.name}", destination.name)
+        self._progress.say(f"{image} continues in {self.name}", destination.name)
 
     def _take(self) -> Bay:
-        """Leases a drive that is clean; one that fails at that is set aside."""
+        """Leases a drive that is clean; one that fails at that is disabled."""
         while True:
             bay = self._lease.enter_context(self._destination.leased(self._cancel))
             try:
@@ -310,13 +310,13 @@ class TapeDestination:
         try:
             bay.forget()
         except DestinationError as second:
-            error.add_note(f"{bay.name} could not be unloaded after it: {second}")
+            error.add_note(f"{bay.name} could not be unloaded afterwards: {second}")
 
     def acquit(self, bay: Bay) -> None:
         """Cartridges that only a failing drive could not write may be written again."""
         if len(bay.spoiled) > 1:
             for barcode in bay.spoiled:
-                self._watch.acquit(barcode, f"{bay.name} could not write it, nor others")
+                self._watch.acquit(barcode, f"{bay.name} failed on it, and on other cartridges")
         bay.spoiled.clear()
 
     def begin(self, bay: Bay, outgoing: Outgoing, epoch: int, progress: Progress, cancel: Cancel) -> str:
@@ -358,9 +358,9 @@ class TapeDestination:
         barcode = self._unknown.get((image, epoch))
         if barcode is not None and (barcode in (self._open or ()) or barcode in self._unseen):
             raise Unavailable(
-                f"whether {image} is whole on {barcode} is not known before {barcode} can be looked at",
+                f"it is unknown whether {image} is whole on {barcode} until {barcode} can be read",
                 subject=image,
-                hint=f"get {barcode} out of the drive and into a slot; the next run looks at it",
+                hint=f"move {barcode} from the drive to a slot; the next run checks it",
             )
         trailer = self._stock.adopted.get((image, epoch))
         if trailer is None or trailer.location is None:
@@ -437,7 +437,7 @@ class TapeDestination:
             try:
                 looked_at = self._stock.recover(bay, barcode, cancel)
             except DestinationError as error:
-                self._watch.say(f"{barcode} cannot be looked at: {error}")
+                self._watch.say(f"{barcode} cannot be checked: {error}")
                 self._unseen[barcode] = self._unseen.get(barcode, 0) + 1
                 if self._unseen[barcode] >= _LOOKS:
                     done.add(barcode)
@@ -476,7 +476,7 @@ class TapeDestination:
         cancel: Cancel | None = None,
     ) -> Content:
         if name not in SIDE_FILES:
-            raise DestinationError(f"{name!r} is no side file", subject=name)
+            raise DestinationError(f"{name!r} is not a side file", subject=name)
         last = parse_location(location).parts[-1]
 
         with self._tries(last.barcode) as tries:
@@ -503,7 +503,7 @@ class TapeDestination:
                     )
         if final.location != where or final.kind != "image":
             raise MediumDamaged(
-                f"the trailer in tape file {last.trailer} of {last.barcode} does not name this copy's parts",
+                f"the trailer in tape file {last.trailer} of {last.barcode} does not list this copy's parts",
                 subject=last.barcode,
             )
         lacking = [name for name in SIDE_FILES if name not in members]
@@ -559,7 +559,7 @@ class TapeDestination:
         with self.open(trailer.location.as_json()) as reader:
             data = spooled(reader.stream(0, reader.size_bytes), cancel)
         if digest_of(data) != trailer.digest:
-            raise MediumDamaged(f"{name} is not as it was written to {self._name}", subject=self._name)
+            raise MediumDamaged(f"{name} is not what was written to {self._name}", subject=self._name)
         return data
 
     def cartridges(self) -> list[CartridgeRecord]:
@@ -589,7 +589,7 @@ class TapeDestination:
                 # That a drive failed is on record; what was written through the others is not worse for it.
                 if not self.bays.have_failed:
                     raise
-                log.warning("library %s could not be closed in good order: %s", self._library.name, error)
+                log.warning("library %s could not be closed cleanly: %s", self._library.name, error)
 
 
 def _holding(barcode: str) -> Callable[[str], int]:

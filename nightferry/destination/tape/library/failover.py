@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Tries:
     """A leased bay that reads one cartridge after the other, and the bay that takes its place when its drive fails.
 
-    A drive that does not answer is set aside. One that answers and cannot read is set aside when another reads the
+    A drive that does not answer is disabled. One that answers and cannot read is disabled when another reads the
     same: then it is the drive. When a second drive cannot read the cartridge to its end either, it is the cartridge:
     both drives stay in use, and no third is tried.
 
@@ -41,11 +41,11 @@ class Tries:
         self._bay = lease.enter_context(bays.reading(barcode, cancel))
 
     def read(self, barcode: str, work: Callable[[Bay], T]) -> T:
-        """What ``work`` reads of a cartridge. It mounts it in the bay it is given, and is begun anew in another.
+        """What ``work`` reads of a cartridge. It mounts it in the bay it is given, and is begun again in another.
 
         Raises:
             MediumDamaged: two drives cannot read it, or one can not and there is no other; or what it reads is no
-                record of ours, which another drive does not mend.
+                record of ours, which another drive does not fix.
             Unavailable: a drive cannot read it, and no other is free to try: nothing is proved of the cartridge.
         """
         failed: DestinationError | None = None
@@ -76,7 +76,7 @@ class Tries:
 
     def _patiently(self, bay: Bay, work: Callable[[Bay], T]) -> T:
         """Raises:
-        PositionLost: for the third time; before that the cartridge is loaded anew and its label read.
+        PositionLost: for the third time; before that the cartridge is loaded again and its label read.
         """
         for _ in range(MOST_LOST - 1):
             try:
@@ -88,14 +88,14 @@ class Tries:
     def _another(self, barcode: str, bay: Bay, error: DestinationError) -> Bay:
         if not isinstance(error, MediumDamaged):
             self._bays.set_aside(bay, error)
-            self._watch.say(f"{bay.name} failed and is set aside: {error}")
+            self._watch.say(f"{bay.name} failed and is disabled: {error}")
             self._lease.close()
             return self._lease.enter_context(self._bays.reading(barcode, self._cancel))
         if not self._bays.has_other(bay):
             self._watch.failed(barcode, error, spoiled=False)
             _forget(bay, error)
             raise error
-        self._watch.say(f"{bay.name} cannot read {barcode}: {error}; it is tried in another drive")
+        self._watch.say(f"{bay.name} cannot read {barcode}: {error}; trying another drive")
         try:
             return self._lease.enter_context(self._bays.another(bay))
         except DestinationError as none_free:
@@ -107,11 +107,11 @@ class Tries:
         if not bay.aside:
             said = f"{self._bay.name} reads what {bay.name} cannot: {error}"
             self._bays.set_aside(bay, MediumDamaged(said, subject=barcode))
-            self._watch.say(f"{bay.name} is set aside: {said}")
+            self._watch.say(f"{bay.name} is disabled: {said}")
 
     def _settle(self, barcode: str, first: Bay, second: Bay, error: DestinationError) -> None:
         """What it is when two drives failed at a cartridge: that, unless the second one lost its way, or does not
-        answer any more; then that one is set aside.
+        answer any more; then that one is disabled.
 
         Raises:
             MediumDamaged: it is the cartridge.
@@ -121,7 +121,7 @@ class Tries:
             second.forget()
             unread = unread or not isinstance(error, PositionLost)
         except DestinationError as silent:
-            error.add_note(f"{second.name} could not be unloaded after it: {silent}")
+            error.add_note(f"{second.name} could not be unloaded afterwards: {silent}")
         if not unread:
             self._bays.set_aside(second, error)
             return
@@ -137,4 +137,4 @@ def _forget(bay: Bay, error: BaseException) -> None:
     try:
         bay.forget()
     except DestinationError as second:
-        error.add_note(f"{bay.name} could not be unloaded after it: {second}")
+        error.add_note(f"{bay.name} could not be unloaded afterwards: {second}")

@@ -93,7 +93,7 @@ class History:
                     )
                 except (MediumDamaged, WrongCartridge) as error:
                     # A copy that cannot be found on its cartridge is none; the next attempt is another's.
-                    _log.warning("what %s holds is not known: %s", barcode, error)
+                    _log.warning("the content of %s is unknown: %s", barcode, error)
                     self._read[key] = None
                     bay.forget()
         return self._read[key]

@@ -63,7 +63,7 @@ class TapeFileView:
 
 @dataclass(frozen=True, slots=True)
 class CartridgeView:
-    """A cartridge as its medium says: the label (None while blank) and what stands behind it."""
+    """A cartridge as the cartridge itself says: the label (None while blank) and what stands behind it."""
 
     medium: MediumView
     on_medium: Label | None
@@ -142,7 +142,7 @@ class Media:
             if view.barcode == barcode:
                 return view
         raise WrongCartridge(
-            f"neither the library nor the catalog know a cartridge {barcode}",
+            f"no cartridge {barcode} in the library or the catalog",
             subject=barcode,
             hint="`nightferry media list` shows what there is",
         )
@@ -241,7 +241,7 @@ class Media:
         ]
 
     def forget(self) -> None:
-        """Reads the media anew when next asked."""
+        """Reads the media again when next asked."""
         self._walked.clear()
 
     def _barcodes(self) -> list[str]:
@@ -266,7 +266,7 @@ class Media:
                             told = {name: members[name] for name in _DESCRIBING if name in members}
                             trailers.append((trailer, told))
             except (WrongCartridge, MediumDamaged) as error:
-                _log.warning("%s is read no further: %s", barcode, error)
+                _log.warning("reading of %s stops here: %s", barcode, error)
             finally:
                 bay.forget()
         self._walked[barcode] = _Walked(label, tuple(trailers))
@@ -285,7 +285,7 @@ class Media:
                     "NF-TAPE-004",
                     "warn",
                     f"{_same(places)} ({barcode} of {self._stock.destination}); none of them is used",
-                    "look which of them is meant, and take the other one out or give it a new barcode label",
+                    "find out which one is right; take the other out of the library, or give it a new barcode label",
                 )
             )
         records: dict[str, CartridgeRecord] = self._stock.watch.records()
@@ -297,7 +297,7 @@ class Media:
                     f"pool {pool.name} of {self._stock.destination} has no cartridge that may be written",
                     "put blank cartridges into the library"
                     + (" and label them with `nightferry media label`" if pool.autolabel == "never" else "")
-                    + "; `nightferry media list` shows what is there, `nightferry media erase` makes scratch of it",
+                    + "; `nightferry media list` shows them all, `nightferry media erase` makes one scratch",
                 )
             )
         for view in here:
@@ -306,7 +306,7 @@ class Media:
                     Finding(
                         "NF-TAPE-003",
                         "warn",
-                        f"{view.barcode} in {view.element} is not ours and not written to: {view.note}",
+                        f"{view.barcode} in {view.element} is not ours, and is never written to: {view.note}",
                         f"take it out of the library, or out of the pool's barcodes; if nobody needs what is on it, "
                         f"`nightferry media erase --yes {view.barcode}` makes it scratch",
                     )
@@ -328,7 +328,7 @@ def found_in(trailer: Trailer, members: Mapping[str, bytes]) -> Found:
 
 
 def _same(places: tuple[Address, ...]) -> str:
-    return f"the cartridges in {' and '.join(map(str, places))} bear one barcode"
+    return f"the cartridges in {' and '.join(map(str, places))} have the same barcode"
 
 
 def _record(
@@ -350,7 +350,7 @@ def _record(
         last_trailer=last.this.trailer if last is not None else 0,
         images=tuple(images),
         at=now,
-        note="as its medium says",
+        note="as the cartridge itself says",
     )
 
 

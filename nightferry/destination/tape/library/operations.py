@@ -45,7 +45,7 @@ class Handling:
         if live:
             more = f" and {len(live) - 3} more" if len(live) > 3 else ""
             raise WrongCartridge(
-                f"{barcode} holds copies that are not given up: {', '.join(live[:3])}{more}",
+                f"{barcode} holds live copies: {', '.join(live[:3])}{more}",
                 subject=barcode,
                 hint=gives_up(barcode),
             )
@@ -67,7 +67,7 @@ class Handling:
                 raise WriteProtected(
                     f"{barcode} is write-protected",
                     subject=barcode,
-                    hint=f"clear its write-protect switch: `nightferry media export {barcode}` carries it out",
+                    hint=f"clear its write-protect switch: `nightferry media export {barcode}` moves it to a port",
                 )
             before = self._watch.record_of(barcode)
             self._watch.intend(barcode, f"to be erased by {why}")
@@ -76,7 +76,7 @@ class Handling:
                 self._stock.label(cartridge, self._stock.pool.name)
             except EndOfMedium as error:
                 raise MediumDamaged(
-                    f"{barcode} cannot be written from its beginning: {error}",
+                    f"{barcode} cannot be overwritten: {error}",
                     subject=barcode,
                     hint=f"take it out of use: `nightferry media retire {barcode} --reason TEXT`",
                 ) from error
@@ -121,7 +121,9 @@ class Handling:
         place = self._bays.out_of_drive(barcode)
         if place.kind == "port":
             raise DestinationError(
-                f"{barcode} is in {place}", subject=barcode, hint="`nightferry media import` takes it in"
+                f"{barcode} is in {place}",
+                subject=barcode,
+                hint="`nightferry media import` moves it into the library",
             )
         target = Address("slot", slot)
         if place != target:
@@ -168,13 +170,13 @@ class Handling:
             raise DestinationError(
                 f"the library has no import/export port for {barcode}",
                 subject=barcode,
-                hint="take it out by the library's door; `nightferry media list` shows it as not in the library then",
+                hint="take it out through the library's door; `nightferry media list` then shows it as absent",
             )
         held = ", ".join(f"{e.address} holds {e.barcode}" for e in ports)
         raise DestinationError(
             f"no import/export port is free for {barcode}: {held}",
             subject=barcode,
-            hint="take out what lies in the ports, or `nightferry media import` it",
+            hint="empty the ports by hand, or `nightferry media import` it",
         )
 
     def _settle(self, barcode: str) -> None:
@@ -209,9 +211,9 @@ class Handling:
                 also = "cannot be read"
                 if element.barcode in twice:
                     others = [str(place) for place in twice[element.barcode] if place != element.address]
-                    also = f"{element.barcode} is that of the cartridge in {' and '.join(others)}, too"
+                    also = f"{element.barcode} is also that of the cartridge in {' and '.join(others)}"
                 raise DestinationError(
-                    f"the cartridge in {element.address} is not taken in: its barcode {also}",
+                    f"the cartridge in {element.address} is not imported: its barcode {also}",
                     subject=str(element.address),
                     hint="take it out of the port and give it a readable barcode of its own",
                 )

@@ -112,7 +112,7 @@ class ScsiChanger:
                 self._device.patiently(command, timeout_s=_MOVE_S, patience_s=_READY_S)
                 return
             except PositionLost as lost:
-                _log.warning("%s; what became of the move is looked at", lost)
+                _log.warning("%s; checking where the cartridge is now", lost)
                 if self._has_arrived(source, target, lost):
                     return
                 if last:
@@ -134,7 +134,7 @@ class ScsiChanger:
             if holds[source.address] != holds[target.address]:
                 return holds[target.address]
             if any(holds.values()) or self._clock.monotonic() >= deadline:
-                lost.add_note(f"{source.barcode or 'the cartridge'} is not found at one element of the two")
+                lost.add_note(f"{source.barcode or 'the cartridge'} is at neither of the two elements")
                 raise lost
             self._clock.sleep(_LOOK_AGAIN_S)
 

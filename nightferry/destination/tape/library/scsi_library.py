@@ -168,7 +168,7 @@ class ScsiLibrary:
                     "NF-TAPE-011",
                     "warn",
                     f"the barcode of the cartridge in {', '.join(unreadable)} of {self._name} cannot be read",
-                    "put a readable barcode label on it; until then it is left alone",
+                    "put a readable barcode label on it; until then it is not used",
                 )
             )
         if self._unlocked:
@@ -285,7 +285,7 @@ def match_drives(
     for serial in chosen:
         if serial not in at:
             raise ConfigError(
-                f"the drive {serial} stands at no element of the changer",
+                f"the changer has no element for drive {serial}",
                 hint=f"name drives that do: {_list(list(at)) or 'none does'}",
                 subject=serial,
             )

@@ -74,7 +74,7 @@ def open_iscsi(portal: Portal, wanted: Sequence[str], options: Options, clock: C
     Raises:
         Unavailable: the target does not answer.
         DestinationError: it refuses the login.
-        ConfigError: it has no changer or several, or where the drives stand cannot be told.
+        ConfigError: it has no changer or several, or where the drives stand is unknown.
     """
     with ExitStack() as opened:
         units = list(_units(portal, opened, clock))
@@ -134,7 +134,7 @@ def open_scsi(changer_path: Path, paths: Sequence[Path], options: Options, clock
 
     Raises:
         Unavailable: a device is not there or does not answer.
-        ConfigError: a device is something else, or where the drives stand cannot be told.
+        ConfigError: a device is something else, or where the drives stand is unknown.
     """
     with ExitStack() as opened:
         changer_unit = _device(changer_path, cdb.CHANGER, opened, clock)
@@ -197,14 +197,16 @@ def _device(path: Path, kind: int, opened: ExitStack, clock: Clock) -> Unit:
     unit = identify(transport, clock)
     if unit is None or unit.inquiry.kind != kind:
         what = {cdb.CHANGER: "changer", cdb.TAPE: "tape drive"}[kind]
-        raise ConfigError(f"{path} is no {what}", hint="`lsscsi -g` shows what is where", subject=str(path))
+        raise ConfigError(
+            f"{path} is not a {what}", hint="`lsscsi -g` shows what is where", subject=str(path)
+        )
     return unit
 
 
 def _require_serial(unit: Unit) -> None:
     if not unit.serial:
         raise ConfigError(
-            f"{unit.transport.name} ({unit.inquiry.vendor} {unit.inquiry.product}) does not tell its serial number",
+            f"{unit.transport.name} ({unit.inquiry.vendor} {unit.inquiry.product}) does not report its serial number",
             hint="a drive's lock and its place in the library go by its serial number",
             subject=unit.transport.name,
         )

@@ -41,7 +41,7 @@ _SAY_EVERY_S = 300.0
 def gives_up(barcode: str) -> str:
     """How a cartridge that copies live on becomes scratch."""
     return (
-        f"nothing was written; `nightferry media retire {barcode} --reason TEXT` gives the copies up, then "
+        f"nothing was written; `nightferry media retire {barcode} --reason TEXT` gives up its copies, then "
         f"`nightferry media erase --yes {barcode}` writes over it"
     )
 
@@ -173,7 +173,7 @@ class Stock:
                 if need.said is None:
                     raise
                 # Whoever brings cartridges opens the library's door: it is waited for as before.
-                _log.info("pool %s cannot be looked at: %s", self.pool.name, error)
+                _log.info("pool %s cannot be checked: %s", self.pool.name, error)
                 barcode = None
             if barcode is not None:
                 self._shortage.found(bay.drive.number, need.image)
@@ -197,13 +197,13 @@ class Stock:
         if images > 1:
             text += f", {in_all} for all {images} images that wait"
         patterns = " or ".join(self.pool.barcodes)
-        hint = f"put {counted(max(missing, in_all), 'blank cartridge')} of pool {self.pool.name} into the library"
+        hint = f"put {counted(max(missing, in_all), 'blank cartridge')} for pool {self.pool.name} into the library"
         if self.pool.barcodes != ("*",):
             hint += f" (barcodes {patterns})"
         if self.pool.autolabel == "never":
             hint += " and label each with `nightferry media label BARCODE`"
         return NoScratch(
-            text, subject=self.destination, hint=f"{hint}; the next run goes on where this one stopped"
+            text, subject=self.destination, hint=f"{hint}; the next run continues where this one stopped"
         )
 
     def _claim(self, barcode: str, bay: Bay) -> bool:
@@ -239,7 +239,7 @@ class Stock:
                 return self._made_ready(bay, barcode, need)
         except (WrongCartridge, MediumDamaged, WriteProtected, EndOfMedium) as error:
             record = self.watch.record_of(barcode)
-            # Its switch was looked at: what refuses to be labelled anew is written once.
+            # Its switch was looked at: what refuses to be labelled again is written once.
             worm = isinstance(error, WriteProtected) and record is not None and record.state == "expired"
             if bay.drive.raised(error) and not worm:
                 bay.spoiled.add(barcode)
@@ -247,8 +247,8 @@ class Stock:
                     raise  # one cartridge after the other: it is the drive
             foreign = isinstance(error, WrongCartridge)
             self._set_aside(barcode, record, "foreign" if foreign else "full", str(error), worm=worm)
-            need.progress.say(f"{error}; it is not written to", self.destination)
-            _log.warning("cartridge %s is not written to: %s", barcode, error)
+            need.progress.say(f"{error}; nothing is written to it", self.destination)
+            _log.warning("nothing is written to cartridge %s: %s", barcode, error)
             if isinstance(error, EndOfMedium):
                 bay.forget()
             return None
@@ -289,7 +289,7 @@ class Stock:
         self._check(cartridge, record)
         if bay.drive.is_write_protected():
             self._refused.add(barcode)
-            need.progress.say(f"{barcode} is write-protected; it is not written to", self.destination)
+            need.progress.say(f"{barcode} is write-protected; nothing is written to it", self.destination)
             return None
         if record is None or self._is_scratch(cartridge, record):
             self.label(cartridge, self.pool.name)
@@ -308,10 +308,10 @@ class Stock:
         if label is None:
             if record is not None and record.tape_files:
                 raise WrongCartridge(
-                    f"{barcode} is blank, the catalog knows {record.tape_files} tape files on it",
+                    f"{barcode} is blank, but the catalog lists {record.tape_files} tape files on it",
                     subject=barcode,
-                    hint=f"find the cartridge that bore this barcode, or `nightferry media retire {barcode} "
-                    "--reason TEXT`, which gives the copies up; then `nightferry media erase` makes this one scratch",
+                    hint=f"find the cartridge that had this barcode, or `nightferry media retire {barcode} "
+                    "--reason TEXT`, which gives up its copies; then `nightferry media erase` makes this one scratch",
                 )
             return
         if record is None or not record.label:
@@ -354,7 +354,7 @@ class Stock:
         Raises:
             WrongCartridge: it holds live images.
             WriteProtected: it cannot be written; a WORM cartridge that is not blank refuses this.
-            ConfigError: barcode or pool cannot stand on a label.
+            ConfigError: barcode or pool cannot be written on a label.
         """
         barcode = cartridge.barcode
         live = self.register.live_images(barcode)

@@ -248,7 +248,7 @@ def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int, port
                 else []
             )
             if strange:
-                raise ConfigError(f"{path} holds {strange[0]!r} and is no tape library", subject=str(path))
+                raise ConfigError(f"{path} holds {strange[0]!r} and is not a tape library", subject=str(path))
             create(path, drives, slots, cartridge_bytes)
         if os.access(path, os.W_OK):  # who only looks may not write there
             remove_dead_drafts(path)

@@ -118,7 +118,7 @@ class Watch:
         with self._lock:
             late = self._late.pop(barcode, None)
         if late is not None and not self.register.record_after(late.recorded, late.newest):
-            _log.info("%s was looked at by others after it was written here", barcode)
+            _log.info("%s was used by another host after it was written here", barcode)
 
     def intend(self, barcode: str, note: str) -> None:
         """Who is about to do what with a cartridge, and why: in the log before it is done; what is true of the
@@ -177,7 +177,7 @@ class Watch:
         self._drive(drive, state, barcode, alerts, "")
 
     def set_aside(self, drive: int, barcode: str, alerts: tuple[str, ...], why: str) -> None:
-        _log.warning("drive %d of %s is set aside: %s", drive, self.destination, why)
+        _log.warning("drive %d of %s is disabled: %s", drive, self.destination, why)
         self._drive(drive, "set aside", barcode, alerts, why)
 
     def taken_back(self, drive: int, why: str) -> None:
@@ -206,7 +206,7 @@ class Watch:
             at=self._clock.now(),
             note=note[:500],
         )
-        with self._use_mark(f"what became of drive {drive}"):
+        with self._use_mark(f"the state of drive {drive}"):
             self.register.record_drive(record)
 
     def failed(self, barcode: str, error: Exception, *, spoiled: bool) -> None:

@@ -103,7 +103,7 @@ class ImageWriter:
         if self.outgoing.encoding:
             # A record is a chunk of the image, proved by the chunk table when it is read.
             raise ConfigError(
-                f"{self.outgoing.image} is encoded; on tape an image lies plain", subject=self.outgoing.image
+                f"{self.outgoing.image} is encoded, but images on tape are plain", subject=self.outgoing.image
             )
         self._chunks = self.outgoing.side_files["chunks"]
         if len(self._chunks) != self._total * CHUNK_DIGEST_BYTES:
@@ -126,7 +126,7 @@ class ImageWriter:
                         wanted = self._part(cartridge, source)
                     except EndOfMedium as error:
                         # Without early warning no trailer fits: what it holds of the image is dead space.
-                        note = f"ended without early warning: {error}"
+                        note = f"reached the end without early warning: {error}"
                         self.stock.keep(cartridge, cartridge.entry, state="full", note=note)
                         self.bay.forget()
                         self._written, wanted, self.committing = before, "", False
@@ -205,7 +205,7 @@ class ImageWriter:
                 file += 1
             if first == self._written and cartridge.entry.tape_files == 1:
                 raise MediumFull(
-                    f"the index of {self.outgoing.image} ({len(final)} bytes) fits on no cartridge",
+                    f"the index of {self.outgoing.image} ({len(final)} bytes) does not fit on any cartridge",
                     subject=self.outgoing.image,
                     hint="use larger cartridges, or split the store",
                 )
