@@ -199,7 +199,7 @@ def test_a_medium_that_may_have_changed_loses_the_position_until_the_next_rewind
     with pytest.raises(PositionLost, match="may have changed"):
         drive.write_record(b"never")
     for verb in (drive.position, drive.read_record, lambda: drive.write_record(b"x")):
-        with pytest.raises(PositionLost, match="position .* is unknown"):
+        with pytest.raises(PositionLost, match=r"position .* is unknown"):
             verb()
     assert device.tape is not None
     assert b"never" not in device.tape.blocks
