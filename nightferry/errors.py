@@ -59,14 +59,14 @@ class NotInThisRelease(ConfigError):
 class ImplausibleExpiry(ConfigError):
     """The retention would take so much at once that a mistake is more likely than a wish."""
 
-    default_hint = "look at `nightferry expire --dry-run`; if it is meant so, add --yes --reason TEXT"
+    default_hint = "check `nightferry expire --dry-run`; if this is intended, add --yes --reason TEXT"
 
 
 class ClockAhead(ConfigError):
     """A record is stamped later than now: this node's clock is behind, or another's was ahead."""
 
     default_hint = (
-        "set the clock of this node; when it is right, and that stamp is wrong, "
+        "set the clock of this node; if it is right and the stamp is wrong, "
         "run `nightferry backup --clock-is-right REASON`"
     )
 
@@ -75,21 +75,21 @@ class NotAccepted(ConfigError):
     """The catalog was rebuilt, and nobody has said yet that it is complete enough to remove by it."""
 
     default_hint = (
-        "look at `nightferry images`; when the catalog is right, `nightferry catalog accept --reason TEXT`"
+        "check `nightferry images`; if the catalog is right, run `nightferry catalog accept --reason TEXT`"
     )
 
 
 class OtherSite(ConfigError):
     """A catalog or a destination that another site has to itself."""
 
-    default_hint = 'give each site a place of its own; docs/operations.md, "Whose place it is"'
+    default_hint = 'give each site its own location; docs/operations.md, "Whose place it is"'
 
 
 class SourceError(NightferryError):
     """A store could not be read as it should; what could be read was kept."""
 
     exit_code = 3
-    default_hint = "look at the store's per-file outcomes with `nightferry files`, then rerun the backup"
+    default_hint = "check the store's per-file outcomes with `nightferry files`, then rerun the backup"
 
 
 class StoreUnreadable(SourceError):
@@ -102,13 +102,15 @@ class StoreUnreadable(SourceError):
 class StagingFull(SourceError):
     """A store does not fit on the staging disk. Waiting does not make room."""
 
-    default_hint = "free staging (`nightferry status` says what waits for copies) or enlarge the disk"
+    default_hint = (
+        "free space on staging (`nightferry status` lists what waits for copies) or enlarge the disk"
+    )
 
 
 class PartialResult(SourceError):
     """Everything ran, and something is partial: never green, never silently accepted."""
 
-    default_hint = "look at what was left out; rerun it, or accept it by record"
+    default_hint = "check what was left out; rerun, or approve it"
 
 
 class BusyError(NightferryError):
@@ -122,19 +124,19 @@ class DestinationError(NightferryError):
     """A destination refused, failed or is short of something."""
 
     exit_code = 20
-    default_hint = "look at the destination, then run `nightferry copy --missing --to` it"
+    default_hint = "check the destination, then run `nightferry copy --missing --to` with its name"
 
 
 class MediumFull(DestinationError):
     """The cartridge or folder has no room left."""
 
-    default_hint = "add scratch cartridges or free room at the destination"
+    default_hint = "add scratch cartridges, or free space at the destination"
 
 
 class WrongCartridge(DestinationError):
     """The label, the barcode and the catalog do not agree on a cartridge."""
 
-    default_hint = "nothing was written; `nightferry media show BARCODE` says what is on it"
+    default_hint = "nothing was written; `nightferry media show BARCODE` lists what is on it"
 
 
 class WriteProtected(DestinationError):
@@ -156,7 +158,7 @@ class PositionLost(DestinationError):
     """Where the tape stands is not known any more."""
 
     retryable = True
-    default_hint = "the drive is reloaded and the label read again; rerun if this repeats"
+    default_hint = "nightferry loads the cartridge again and reads its label; rerun if this repeats"
 
 
 class MediumDamaged(DestinationError):
@@ -171,13 +173,13 @@ class Unavailable(DestinationError):
     """The destination does not answer for now."""
 
     retryable = True
-    default_hint = "what is owed is delivered by the next run; check the destination's mount or network"
+    default_hint = "check the destination's mount or network; the next run makes the missing copies"
 
 
 class DriveTaken(DestinationError):
     """A drive is another host's by now; nothing of ours was written to it since."""
 
-    default_hint = "this host sent no heartbeat for too long; what is owed is delivered by the next run"
+    default_hint = "this host sent no heartbeat for too long; the next run makes the missing copies"
 
 
 class NeedsRecall(DestinationError):
@@ -189,7 +191,7 @@ class NeedsRecall(DestinationError):
 class CopyMissing(DestinationError):
     """A copy that the policy asks for is not there."""
 
-    default_hint = "`nightferry backup --stage two` delivers what is owed once the cause is mended"
+    default_hint = "`nightferry backup --stage two` delivers what is owed once the cause is fixed"
 
 
 class NotRemoved(DestinationError):
@@ -213,7 +215,7 @@ class NotVisible(DestinationError):
 class NotOurs(NotRemoved):
     """Nothing proves that what lies there was written by this site: it is left alone."""
 
-    default_hint = "look at it; what is of no use is removed by hand, and the command run again"
+    default_hint = "check it; remove by hand what is not needed, then run the command again"
 
 
 class IntegrityError(NightferryError):
@@ -227,14 +229,14 @@ class ProtocolError(NightferryError):
     """A peer broke the protocol."""
 
     exit_code = 40
-    default_hint = "run `nightferry support` and look at the peer's log"
+    default_hint = "run `nightferry support` and check the peer's log"
 
 
 class ClusterError(NightferryError):
     """The cluster is not in a state to go on."""
 
     exit_code = 50
-    default_hint = "look at `nightferry cluster view`"
+    default_hint = "check `nightferry cluster view`"
 
 
 class GateClosed(ClusterError):
@@ -246,7 +248,7 @@ class GateClosed(ClusterError):
 class MoveFailed(ClusterError):
     """A group did not arrive where it was sent."""
 
-    default_hint = "look at `nightferry cluster view`, mend the cluster, then rerun the backup"
+    default_hint = "check `nightferry cluster view`, fix the cluster, then rerun the backup"
 
 
 class NotOwner(ClusterError):
@@ -264,19 +266,19 @@ class GroupStopping(ClusterError):
 class NodeAway(ClusterError):
     """A node does not do the work that is its own."""
 
-    default_hint = "bring the node and its worker back, then rerun: the night goes on where it stopped"
+    default_hint = "start the node and its worker again, then rerun: the night continues where it stopped"
 
 
 class PartFailed(ClusterError):
     """A part of the work failed on another node."""
 
-    default_hint = "look at its flow run in the Prefect UI, mend what it names, then rerun"
+    default_hint = "check its flow run in the Prefect UI, fix what it names, then rerun"
 
 
 class HookFailed(ClusterError):
     """A program that runs before or after a stage failed, and the stage with it."""
 
-    default_hint = "mend what the hook complains of, then rerun: the night goes on where it stopped"
+    default_hint = "fix what the hook reports, then rerun: the night continues where it stopped"
 
 
 class CatalogError(NightferryError):
@@ -297,7 +299,7 @@ class Cancelled(NightferryError):
     """An operator or a signal asked to stop."""
 
     exit_code = 130
-    default_hint = "rerun: finished stores are kept, nothing half-written looks whole"
+    default_hint = "rerun: finished stores are kept, and nothing half-written counts as whole"
 
 
 def in_tree(error: NightferryError) -> NightferryError:

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 class NoAnswer(ClusterError):
     """A program of the cluster failed, or said nothing that can be read."""
 
-    default_hint = "run the command by hand; correct it, or how its output is read, under [cluster]"
+    default_hint = "run the command by hand; correct it, or the way its output is read, under [cluster]"
 
 
 class CommandCluster:
@@ -85,7 +85,7 @@ class CommandCluster:
             if names & _names_of(node):
                 return node.name
         raise ClusterError(
-            f"this machine, {self._host}, is none of the cluster's nodes",
+            f"this machine, {self._host}, is not a node of the cluster",
             hint="name its node in NIGHTFERRY_NODE, or give [[nodes]] their host",
             subject=self._host,
         )
@@ -149,7 +149,7 @@ class CommandCluster:
             values = {"group": group, "node": target, "source": here.owner}
             thought = self._patiently(lambda: self._run(verb, values))
             if thought.code != 0:
-                problems.append(f"the cluster's own plan says no: {safe(thought.said())}")
+                problems.append(f"the cluster's own plan refuses it: {safe(thought.said())}")
         return MovePlan(group, here.owner, target, tuple(problems))
 
     def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
@@ -180,7 +180,7 @@ class CommandCluster:
             said = f"; {error.message}"
         else:
             if command.code != 0:
-                said = f"; its command said: {safe(command.said())}"
+                said = f"; its command printed: {safe(command.said())}"
         unmoved = 0
         while True:
             try:
@@ -215,7 +215,7 @@ class CommandCluster:
         ended = self._patiently(lambda: self._run(verb, {"group": group}, cancel), cancel)
         if ended.code != 0:
             raise ClusterError(
-                f"what the move of {group} left in the cluster was not taken back: {safe(ended.said())}",
+                f"what the move of {group} left in the cluster was not removed: {safe(ended.said())}",
                 subject=group,
                 operation="release",
             )
@@ -226,7 +226,10 @@ class CommandCluster:
             view = self.view()
         except ClusterError as error:
             text = f"the cluster does not answer: {error.message}"
-            fix = error.hint or "run the command by hand; correct it, or how it is read, under [cluster]"
+            fix = (
+                error.hint
+                or "run the command by hand; correct it, or the way its output is read, under [cluster]"
+            )
             return [*findings, Finding("NF-CLUSTER-001", "fail", text, fix)]
         for node in view.nodes:
             if not node.usable:
@@ -236,7 +239,9 @@ class CommandCluster:
         for group in view.groups:
             if group.state != "started":
                 text = f"{group.name} is {group.state} on {group.owner or 'no node'}: {group.note}"
-                cure = "look at the group with the cluster's own programs; compare owner and state under [cluster]"
+                cure = (
+                    "check the group with the cluster's own programs; compare owner and state under [cluster]"
+                )
                 findings.append(Finding("NF-CLUSTER-004", "fail", text, cure))
         return findings
 
@@ -245,14 +250,14 @@ class CommandCluster:
             yield Finding(
                 "NF-CLUSTER-050",
                 "note",
-                f"the preset {self._preset} follows Microsoft's documentation and was not tried on Windows",
+                f"the preset {self._preset} follows Microsoft's documentation and has not been tested on Windows",
                 "make a maintenance move there and back before the first night (docs/cluster-commands.md)",
             )
         if self._verbs.view is None:
             yield Finding(
                 "NF-CLUSTER-051",
                 "warn",
-                "nothing says whether a node is up: every node counts as up",
+                "no command says whether a node is up: every node counts as up",
                 "give [cluster] a view command and up",
             )
 
@@ -308,10 +313,10 @@ class CommandCluster:
         if looked.code != 0 or owner is None or word is None:
             lacking = "owner" if owner is None else "state"
             why = f"exit code {looked.code}" if looked.code != 0 else f"no {lacking} in its output"
-            raise NoAnswer(f"where {name} is cannot be read: {why}: {safe(looked.said())}", subject=name)
+            raise NoAnswer(f"cannot read where {name} is: {why}: {safe(looked.said())}", subject=name)
         known = next((n.name for n in self._nodes if owner.casefold() in _names_of(n)), None)
         if known is None:
-            return GroupView(name, safe(owner), "unknown", "the site file has no such node", unread=True)
+            return GroupView(name, safe(owner), "unknown", "no such node in the site file", unread=True)
         words = {key.casefold(): state for key, state in self._verbs.states.items()}
         state = words.get(word.casefold())
         if state is None:

@@ -33,15 +33,15 @@ def whole_cluster(status: Status, configured: Configured, *, allowed: bool) -> I
             "NF-CLUSTER-020",
             "fail",
             "the cluster has no quorum here",
-            "bring the other nodes, or the network to them, back",
+            "restore the other nodes, or the network to them",
         )
     if not status.fencing:
         yield Finding(
             "NF-CLUSTER-021",
             "warn" if allowed else "fail",
-            "fencing is off: after a partition two nodes can have one disk",
+            "fencing is off: after a partition two nodes can mount the same disk",
             "configure a fence device and stonith-enabled=true"
-            + ("; moves are made and recorded all the same" if allowed else "; until then no disk is moved"),
+            + ("; moves are still made, and recorded" if allowed else "; until then no disk is moved"),
         )
     elif not any(p.agent.startswith("stonith:") for p in configured.elsewhere):
         yield Finding(
@@ -51,7 +51,7 @@ def whole_cluster(status: Status, configured: Configured, *, allowed: bool) -> I
             "configure a fence device",
         )
     if status.frozen:
-        yield Finding("NF-CLUSTER-023", "fail", status.frozen, "end that before the night")
+        yield Finding("NF-CLUSTER-023", "fail", status.frozen, "end it before the night")
 
 
 def nodes(status: Status, specs: Sequence[NodeSpec]) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def nodes(status: Status, specs: Sequence[NodeSpec]) -> Iterator[Finding]:
             "NF-CLUSTER-025",
             "warn",
             f"nodes of the cluster that the site file does not name: {', '.join(strangers)}",
-            "name them: work cannot be placed there, and a group that goes there is lost from sight",
+            "add them to the site file: no work is placed on an unknown node, and a group that moves there is lost",
         )
 
 
@@ -95,7 +95,7 @@ def group(found: CrmGroup, status: Status, configured: Configured) -> Iterator[F
                 "NF-CLUSTER-027",
                 "warn",
                 f"{found.name}: failed before: {failure}",
-                f"mend the cause, then `crm_resource --cleanup --resource {failure.resource}`: "
+                f"fix the cause, then `crm_resource --cleanup --resource {failure.resource}`: "
                 "until then nothing is moved from or to that node",
             )
     yield from _reader_agent(found.name, configured)
@@ -126,7 +126,7 @@ def _reader_agent(name: str, configured: Configured) -> Iterator[Finding]:
         yield Finding(
             "NF-CLUSTER-028",
             "fail",
-            f"{name} has no {READER_AGENT}: a file that we have open would make its stop fail, and cost the node",
+            f"{name} has no {READER_AGENT}: a file that we have open makes its stop fail, and the node is fenced",
             f"`nightferry cluster install-agent` on each node, then add {AGENT} group={name} as the last member",
         )
         return
@@ -173,7 +173,7 @@ def _well_set(agent: Primitive, name: str, default_timeout: str) -> Iterator[Fin
         yield Finding(
             "NF-CLUSTER-029",
             "fail",
-            f"{agent.name} of {name} has group={given or 'nothing'}: it asks nobody who works on {name}",
+            f"{agent.name} of {name} has group={given or 'nothing'}: it cannot reach what works on {name}",
             f"`crm_resource --resource {agent.name} --set-parameter group --parameter-value {name}`",
         )
     # Without either the cluster's own default counts, which is 20 s.
@@ -183,8 +183,8 @@ def _well_set(agent: Primitive, name: str, default_timeout: str) -> Iterator[Fin
         yield Finding(
             "NF-CLUSTER-029",
             "fail",
-            f"{agent.name} of {name} has {stop} to stop, and must have {SHORTEST_STOP_S:.0f} s: a stop that is cut off "
-            "fails, and costs the node",
+            f"{agent.name} of {name} has {stop} to stop, and must have {SHORTEST_STOP_S:.0f} s: a stop that times out "
+            "fails, and the node is fenced",
             f"`pcs resource update {agent.name} op stop timeout=20s`",
         )
 
@@ -199,8 +199,8 @@ def _forced(name: str, configured: Configured) -> Iterator[Finding]:
         yield Finding(
             "NF-CLUSTER-030",
             "note",
-            f"{name}: {', '.join(forced)} kills whoever still uses the disk when it is stopped (force_unmount)",
-            "nothing of ours needs that: the reader agent comes first",
+            f"{name}: {', '.join(forced)} kills whatever still uses the disk when it stops (force_unmount)",
+            "nightferry does not need that: the reader agent stops first",
         )
 
 
@@ -215,15 +215,15 @@ def pins(configured: Configured, ours: Sequence[str]) -> Iterator[Finding]:
             yield Finding(
                 "NF-CLUSTER-032",
                 "note",
-                f"{pin}, by a move of ours",
-                "the next move, or stage two's end, takes it back",
+                f"{pin}, by a move of nightferry's",
+                "the next move, or the end of stage two, removes it",
             )
         else:
             yield Finding(
                 "NF-CLUSTER-031",
                 "warn",
-                f"{pin}, and it is not ours",
-                f"`crm_resource --clear --resource {pin.resource}` if nobody needs it: it stands in a move's way",
+                f"{pin}, and nightferry did not set it",
+                f"`crm_resource --clear --resource {pin.resource}` if nobody needs it: it blocks moves",
             )
 
 
@@ -238,7 +238,7 @@ def stickiness(name: str, configured: Configured) -> Iterator[Finding]:
             "NF-CLUSTER-033",
             "warn",
             f"{name} prefers {strongest.node} ({strongest.score}) and sticks with {total}: our constraint stays after "
-            "stage two, else the group would go back at once",
+            "stage two, otherwise the group would move back at once",
             f"give {name} more resource-stickiness, or its preference a lower score",
         )
 

@@ -71,12 +71,12 @@ def _unusable(error: OSError, disk: Path) -> ClusterError:
     if error.errno == LINK:
         return ClusterError(
             f"{error.filename} on the BACK group's disk is a symbolic link, not a folder",
-            hint="find out who put it there, and put the folder itself in its place: none is followed",
+            hint="find out who made it, and replace it with the folder itself: symbolic links are not followed",
             subject=str(disk),
         )
     return ClusterError(
         f"cannot write to the BACK group's disk {disk}: {error.strerror}",
-        hint="look at the disk (its free room, the kernel's log), then run again",
+        hint="check the disk (free space, kernel log), then run again",
         subject=str(disk),
     )
 
@@ -184,7 +184,7 @@ class BackDisk:
                     return token
         holder = f"{present.node} with epoch {present.epoch}" if present is not None else "nobody"
         raise NotOwner(
-            f"the disk {self.path} belongs to {holder}, not to epoch {expected_epoch} any more",
+            f"the disk {self.path} belongs to {holder}, no longer to epoch {expected_epoch}",
             operation="take",
             subject=str(self.path),
         )
@@ -301,8 +301,8 @@ class BackDisk:
                 if self._load(folder / name, type(record)) != record:
                     path = self.folder.joinpath(*_seals_of(run), name)
                     raise IntegrityError(
-                        f"{path} already says something else",
-                        hint="nothing was changed; look at both with `nightferry gate show`",
+                        f"{path} already has other content",
+                        hint="nothing was changed; compare both with `nightferry gate show`",
                         subject=str(path),
                     ) from None
 
@@ -310,7 +310,7 @@ class BackDisk:
         try:
             return model.model_validate_json(read_regular(path, _MOST_BYTES))
         except (OSError, ValidationError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not what it should be"
+            reason = error.strerror if isinstance(error, OSError) else "it does not have the expected content"
             shown = os.readlink(path.parent) + f"/{path.name}"
             raise ClusterError(
                 f"cannot read {shown}: {reason}",

@@ -87,7 +87,7 @@ class Leases:
                 refused = self._unwritable(error)
                 if warn is None:
                     raise refused from error
-                warn(f"the lease of the {who} bears no name: {refused.message}")
+                warn(f"the lease of the {who} has no name: {refused.message}")
             yield reader
 
     @contextmanager
@@ -208,7 +208,7 @@ class Leases:
                 raise BusyError(
                     f"the disk of {self._back_group} is read by {named}", subject=self._back_group
                 ) from None
-            what = "is about to move" if mode == fcntl.LOCK_SH else "is read by a restore that bears no name"
+            what = "is about to move" if mode == fcntl.LOCK_SH else "is read by a restore without a name"
             raise BusyError(f"the disk of {self._back_group} {what}", subject=self._back_group) from None
 
 

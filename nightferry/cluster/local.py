@@ -118,12 +118,12 @@ class LocalCluster:
         for node in view.nodes:
             if not node.usable:
                 findings.append(
-                    Finding("NF-CLUSTER-003", "warn", f"{node.name} is {node.note}", f"mend {self._path}")
+                    Finding("NF-CLUSTER-003", "warn", f"{node.name} is {node.note}", f"fix {self._path}")
                 )
         for group in view.groups:
             if group.state != "started":
                 text = f"{group.name} is {group.state} on {group.owner}: {group.note}"
-                findings.append(Finding("NF-CLUSTER-004", "fail", text, f"mend {self._path}"))
+                findings.append(Finding("NF-CLUSTER-004", "fail", text, f"fix {self._path}"))
         return findings
 
     def _view(self, state: _State) -> ClusterView:
@@ -133,7 +133,7 @@ class LocalCluster:
         for name in self._groups:
             owner = state.owners.get(name, self._active)
             if owner not in usable:
-                groups.append(GroupView(name, owner, "unknown", "the site file has no such node"))
+                groups.append(GroupView(name, owner, "unknown", "no such node in the site file"))
             elif name in state.failed:
                 groups.append(GroupView(name, owner, "failed", "listed as failed in the state file"))
             elif not usable[owner].online:
@@ -176,8 +176,8 @@ class LocalCluster:
             return _parse(json.loads(data))
         except ValueError as error:
             raise ClusterError(
-                f"the cluster's state file {self._path} is not as it must be: {error}",
-                hint="mend it, or move it away: then every group is on the active node",
+                f"the cluster's state file {self._path} is not valid: {error}",
+                hint="fix it, or move it away: then every group is on the active node",
                 subject=str(self._path),
             ) from error
 

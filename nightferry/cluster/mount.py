@@ -46,7 +46,7 @@ def mount_of(path: Path) -> Mount:
         table = _MOUNTS.read_text(errors="surrogateescape")
     except OSError as error:
         raise ClusterError(
-            f"cannot tell what is mounted at {path}: {error.strerror}", subject=str(path)
+            f"cannot find out what is mounted at {path}: {error.strerror}", subject=str(path)
         ) from error
     real = path.resolve()
     above = {str(real), *(str(parent) for parent in real.parents)}
@@ -56,7 +56,7 @@ def mount_of(path: Path) -> Mount:
         if mounted.point in above and (found is None or len(mounted.point) >= len(found.point)):
             found = mounted
     if found is None:
-        raise ClusterError(f"cannot tell what is mounted at {path}", subject=str(path))
+        raise ClusterError(f"cannot find out what is mounted at {path}", subject=str(path))
     return replace(found, device=device, fsid=fsid)
 
 
@@ -69,7 +69,7 @@ def mounts_below(path: Path) -> list[Mount]:
     try:
         table = _MOUNTS.read_text(errors="surrogateescape")
     except OSError as error:
-        raise ClusterError(f"cannot tell what is mounted: {error.strerror}", subject=str(path)) from error
+        raise ClusterError(f"cannot find out what is mounted: {error.strerror}", subject=str(path)) from error
     inside = str(path.resolve()).rstrip("/") + "/"
     return [
         mounted for mounted in _parse(table) if mounted.point.startswith(inside) and mounted.point != inside

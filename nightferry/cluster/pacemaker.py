@@ -129,7 +129,7 @@ class PacemakerCluster:
         status = self._settled(group, self._tools)
         view = self._group_view(group, status)
         if not status.quorate:
-            raise ClusterError(f"nobody knows where {group} is: no quorum here", subject=group)
+            raise ClusterError(f"it is unknown where {group} is: no quorum here", subject=group)
         if view.state != "started":
             raise ClusterError(f"{group} is {view.state} on {view.owner}: {view.note}", subject=group)
         return view.owner
@@ -154,7 +154,7 @@ class PacemakerCluster:
             raise
         if not placed:
             self._register.take_back(plan.group, "not placed: another one came first")
-            raise plan.failed("was pinned to a node by somebody else meanwhile")
+            raise plan.failed("was pinned to a node by somebody else in the meantime")
 
     def release(self, group: str) -> None:
         """Takes our constraint back, unless the group would leave its node for that: then it stays until the
@@ -268,7 +268,7 @@ class PacemakerCluster:
         problems = []
         if not status.fencing and not self._allow_without_fencing:
             problems.append(
-                "fencing is off, so two nodes could end with one disk "
+                "fencing is off, so two nodes could mount the same disk "
                 "(cluster.allow_without_fencing = true moves all the same)"
             )
         if status.frozen:
@@ -286,7 +286,9 @@ class PacemakerCluster:
         ends = (self._host(source), self._host(target))
         problems += [f"failed before: {f}" for f in status.failures if f.is_of(found) and f.node in ends]
         problems += [
-            f"{pin}, and it is not ours" for pin in look.configured.pins_of(found) if pin != look.own
+            f"{pin}, and nightferry did not set it"
+            for pin in look.configured.pins_of(found)
+            if pin != look.own
         ]
         return problems
 
@@ -380,15 +382,15 @@ class PacemakerCluster:
             view = self._group_view(plan.group, status)
         except ClusterError as second:
             raise MoveFailed(
-                f"{plan.group}: {error}; and the constraint {pin_id(plan.group)} could not be taken back: {second}",
-                hint=f"`crm_resource --clear --resource {plan.group}` takes it back; a rerun does as well",
+                f"{plan.group}: {error}; and the constraint {pin_id(plan.group)} could not be removed: {second}",
+                hint=f"`crm_resource --clear --resource {plan.group}` removes it; so does a rerun",
                 operation="move",
                 subject=plan.group,
             ) from error
         if isinstance(error, MoveFailed):
             now = f"now it is {view.state} on {view.owner or 'no node'}"
             if not gone:
-                now = "the constraint was removed without quorum, so the next move looks for it again"
+                now = "the constraint was removed without quorum, so the next move checks for it again"
             error.args = (f"{error.message}; {now}",)
             error.message = error.args[0]
 

@@ -24,9 +24,9 @@ NO_QUORUM = 106
 MEANINGS = {
     4: "this user may not ask the cluster",
     102: "the cluster does not run on this node",
-    105: "the cluster knows no such thing",
+    105: "the cluster has no such object",
     106: "the cluster has no quorum",
-    108: "it is there already",
+    108: "it exists already",
     109: "it is not managed by the cluster",
     124: "the cluster did not answer in time",
 }

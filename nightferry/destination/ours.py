@@ -212,7 +212,7 @@ def require_not_others(name: str, origin: Origin | None, mark: SiteMark) -> None
         raise NotOurs(
             f"{name}: images/{origin.image} is of {SiteMark(origin.site, origin.id)}, not of {mark}",
             subject=name,
-            hint="give each site a place of its own",
+            hint="give each site its own location",
         )
 
 

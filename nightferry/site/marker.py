@@ -86,7 +86,7 @@ def require_marker(destination: str, text: bytes, mark: SiteMark | None, site: s
     raise OtherSite(
         f"destination {destination} is of {there}, not of {mark or f'site {site} with its new catalog'}",
         hint=f"if it is this very site whose catalog was lost: `nightferry catalog rebuild --copy {destination}`; "
-        "else give each site a url of its own",
+        "otherwise give each site its own url",
         subject=destination,
     )
 
@@ -105,6 +105,6 @@ def _require_known(opened: OpenSite, target: Marked, mark: SiteMark) -> None:
     raise OtherSite(
         f"destination {target.name} holds images of which this catalog of site {opened.site.site.name} knows none, and "
         f"has no {MARKER} that says whose they are",
-        hint=f"`nightferry catalog rebuild --copy {target.name}` takes them in; else give the site a url of its own",
+        hint=f"`nightferry catalog rebuild --copy {target.name}` takes them in; otherwise give the site its own url",
         subject=target.name,
     )

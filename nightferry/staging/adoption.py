@@ -97,7 +97,7 @@ def adopt(opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Can
     except OSError as error:
         raise ClusterError(
             f"cannot read the interrupted image {target.tar}: {error.strerror}",
-            hint="look at the disk and the kernel's log, then run again",
+            hint="check the disk and the kernel log, then run again",
             subject=target.image,
         ) from error
     progress.say(f"{record.group}/{record.store} was staged before the interruption", subject=target.image)

@@ -103,7 +103,7 @@ class NewFile:
             return StagingFull(f"no room left for {self.path} after {format_size(offset)}")
         return DestinationError(
             f"cannot write {self.path} at byte {offset}: {error.strerror}",
-            hint="look at the disk that holds it (kernel log, SMART), then run again",
+            hint="check the disk that holds it (kernel log, SMART), then run again",
         )
 
     def close(self) -> None:

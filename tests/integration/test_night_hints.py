@@ -46,8 +46,8 @@ def test_of_a_place_that_is_another_sites_the_night_says_what_to_do(make_site: M
         result, error = failed_night(opened)
         assert "is of site OHIO" in result.reasons[0]
         assert result.hints == [error.hint]
-        assert "give each site a url of its own" in result.hints[0]
-        assert "give each site a url of its own" in report_markdown(result)
+        assert "give each site its own url" in result.hints[0]
+        assert "give each site its own url" in report_markdown(result)
         assert result.as_json()["missing_copies"][0]["hint"] == error.hint
     site.file.write_text(site.file.read_text().replace(f"file://{site.objects}", f"file://{site.home}/own"))
     with site.open(clock) as opened:

@@ -35,11 +35,11 @@ OBSTACLES = {
     "target offline": (lambda crm: crm.act("-d", ALTERNATE), "TEX-PASS-2 cannot take it: offline"),
     "target banned by an operator": (
         lambda crm: crm.tool("crm_resource", "--ban", "-r", BACK, "-N", ALTERNATE),
-        "cli-ban-TEX-BACK-1-on-TEX-PASS-2 keeps TEX-BACK-1 away from TEX-PASS-2, and it is not ours",
+        "cli-ban-TEX-BACK-1-on-TEX-PASS-2 keeps TEX-BACK-1 away from TEX-PASS-2, and nightferry did not set it",
     ),
     "pinned by an operator": (
         lambda crm: crm.tool("crm_resource", "--move", "-r", BACK, "-N", PRIMARY),
-        "cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-1, and it is not ours",
+        "cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-1, and nightferry did not set it",
     ),
     "target forbidden by the configuration": (
         lambda crm: crm.constrain(
@@ -153,7 +153,7 @@ def test_of_two_that_move_at_once_one_is_refused_and_takes_nothing_back(crm):
         crm.tool("crm_resource", "--move", "-r", BACK, "-N", ALTERNATE)
 
     crm.notes.place = late
-    with pytest.raises(MoveFailed, match="by somebody else meanwhile"):
+    with pytest.raises(MoveFailed, match="by somebody else in the meantime"):
         cluster.move(plan, run=RUN, cancel=Cancel())
     assert crm.pins() == {"cli-prefer-TEX-BACK-1": ALTERNATE}
     assert crm.notes.constraint(BACK).state == "taken back"
@@ -203,7 +203,7 @@ def test_a_constraint_that_cannot_be_taken_back_is_said_and_known_to_the_next_ru
 
     with monkeypatch.context() as patch:
         patch.setattr(CrmTools, "take_back", refuse)
-        with pytest.raises(MoveFailed, match="could not be taken back") as failed:
+        with pytest.raises(MoveFailed, match="could not be removed") as failed:
             move(cluster, ALTERNATE)
     assert "crm_resource --clear" in failed.value.hint
     assert crm.notes.constraint(BACK).state == "placed"
@@ -287,7 +287,9 @@ def test_an_operators_constraint_of_the_same_name_is_not_ours_though_one_was(crm
     crm.tool("crm_resource", "--move", "-r", BACK, "-N", ACTIVE)
     crm.act()
     plan = cluster.plan(BACK, PRIMARY)
-    assert plan.problems == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-ACTV-1, and it is not ours",)
+    assert plan.problems == (
+        "cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-ACTV-1, and nightferry did not set it",
+    )
     cluster.release(BACK)
     assert crm.pins() == {"cli-prefer-TEX-BACK-1": ACTIVE}
 

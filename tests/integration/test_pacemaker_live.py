@@ -154,7 +154,7 @@ def test_targets_that_cannot_take_it_are_refused_and_nothing_changes(
     assert cluster.done(ACTIVE, "cibadmin", "--query", "--scope", "constraints") == before
 
     cluster.done(ACTIVE, "crm_resource", "--ban", "--resource", BACK, "--node", ALTERNATE)
-    refused(ALTERNATE, "keeps TEX-BACK-1 away from TEX-PASS-2, and it is not ours")
+    refused(ALTERNATE, "keeps TEX-BACK-1 away from TEX-PASS-2, and nightferry did not set it")
     assert cluster.constraints() == ["cli-ban-TEX-BACK-1-on-TEX-PASS-2"]
     cluster.done(ACTIVE, "crm_resource", "--clear", "--resource", BACK)
 

@@ -98,7 +98,7 @@ def test_a_group_that_fails_on_its_way_or_lands_elsewhere_ends_the_move_at_once(
 def test_a_command_that_fails_is_believed_when_nothing_moves_and_its_words_are_told(fake):
     fake.write(refuse="the group is locked by \x1b[31mADMIN")
     with pytest.raises(
-        MoveFailed, match=r"stays on TEX-ACTV-1; its command said: the group is locked by \\x1b"
+        MoveFailed, match=r"stays on TEX-ACTV-1; its command printed: the group is locked by \\x1b"
     ):
         move(open_cluster(fake, deadline_s=3600))
 
@@ -117,7 +117,7 @@ def test_the_clusters_own_plan_is_asked_and_told(fake):
     fake.write(vetoed="the disk is being checked")
     cluster = open_cluster(fake)
     plan = cluster.plan(BACK, PRIMARY)
-    assert plan.problems == ("the cluster's own plan says no: the disk is being checked",)
+    assert plan.problems == ("the cluster's own plan refuses it: the disk is being checked",)
     with pytest.raises(MoveFailed, match="being checked"):
         cluster.move(plan, run="r", cancel=Cancel())
     assert fake.state["moves"] == []
@@ -142,13 +142,13 @@ NO_ANSWERS = {
 @pytest.mark.parametrize("kind", NO_ANSWERS)
 def test_output_that_says_nothing_and_programs_that_fail_are_no_answer(fake, tmp_path, kind):
     cluster = open_cluster(fake, where=[script(tmp_path / "where", NO_ANSWERS[kind]), "{group}"])
-    with pytest.raises(ClusterError, match=f"where {BACK} is cannot be read") as caught:
+    with pytest.raises(ClusterError, match=f"cannot read where {BACK} is") as caught:
         cluster.view()
     assert waited_s(cluster) >= 30
     assert "by hand" in caught.value.hint
     assert "cluster view" not in caught.value.hint
     began = waited_s(cluster)
-    with pytest.raises(ClusterError, match=f"where {BACK} is cannot be read"):
+    with pytest.raises(ClusterError, match=f"cannot read where {BACK} is"):
         cluster.where(BACK)
     assert waited_s(cluster) >= began + 30
     (finding,) = (f for f in cluster.check() if f.severity == "fail")
@@ -180,7 +180,7 @@ def test_one_look_that_fails_is_repeated_by_every_verb(fake, verb):
 
 def test_a_look_that_is_repeated_by_its_caller_is_not_repeated_here(fake):
     cluster = open_cluster(fake, silent_s=0, **failing_once(fake, "where"))
-    with pytest.raises(ClusterError, match="cannot be read"):
+    with pytest.raises(ClusterError, match="cannot read where"):
         cluster.view()
     assert cluster.view().group(BACK).state == "started"
     assert waited_s(cluster) == 0
@@ -282,9 +282,7 @@ def test_a_moves_command_that_hangs_fails_the_move_only_when_the_group_is_not_th
 
 def test_what_could_not_be_taken_back_is_said_beside_what_ended_the_move(fake):
     fake.write(after_move=[[ACTIVE, "Failed"]])
-    with pytest.raises(
-        MoveFailed, match=r"failed on TEX-ACTV-1 .*; and what the move of .* was not taken back"
-    ):
+    with pytest.raises(MoveFailed, match=r"failed on TEX-ACTV-1 .*; and what the move of .* was not removed"):
         move(open_cluster(fake, release=["/bin/false"]))
 
 
@@ -323,12 +321,12 @@ def test_check_names_nodes_and_groups_that_are_not_well(fake):
 
 
 def test_what_cannot_be_taken_back_is_said(fake):
-    with pytest.raises(ClusterError, match="was not taken back"):
+    with pytest.raises(ClusterError, match="was not removed"):
         open_cluster(fake, release=["/bin/false"]).release(BACK)
 
 
 def test_this_machine_is_the_node_of_its_name(fake):
     for host in ("tex-pass-1", "TEX-PASS-1.example.org"):
         assert open_cluster(fake, host=host).here == PRIMARY
-    with pytest.raises(ClusterError, match="none of the cluster's nodes"):
+    with pytest.raises(ClusterError, match="not a node of the cluster"):
         _ = open_cluster(fake, host="elsewhere").here

@@ -85,7 +85,7 @@ def test_a_restore_reads_where_no_lease_can_be_written_and_keeps_the_disk(tmp_pa
             pass
         with again().read("restore of a", warn=said.append):
             [notice] = said
-            assert "bears no name" in notice
+            assert "has no name" in notice
             assert "Read-only" in notice
             assert again().readers() == []
             lock = os.open(folder / "lock", os.O_RDONLY)

@@ -45,5 +45,5 @@ def test_what_is_mounted_over_it_or_again_while_it_is_used_is_another(tmp_path):
 
 
 def test_a_path_that_is_not_there_is_on_no_mount(tmp_path):
-    with pytest.raises(ClusterError, match="cannot tell what is mounted at"):
+    with pytest.raises(ClusterError, match="cannot find out what is mounted at"):
         mount_of(tmp_path / "gone")

@@ -52,9 +52,9 @@ def as_sent(error: NightferryError) -> Failed:
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_every_error_of_the_core_ends_with_the_exit_code_that_it_has_here(kind):
     raised = kind.__new__(kind)  # some say more than a message, and none of that is sent
-    NightferryError.__init__(raised, "a file\nof two lines: gone", hint="mend it", subject="SG1/a")
+    NightferryError.__init__(raised, "a file\nof two lines: gone", hint="fix it", subject="SG1/a")
     here = in_tree(raised)  # as it leaves every flow
-    assert (here.hint, here.subject) == ("mend it", "SG1/a")
+    assert (here.hint, here.subject) == ("fix it", "SG1/a")
     with pytest.raises(NightferryError, match=r"^a file\nof two lines: gone$") as there:
         told("stage-one", "TEX-ACTV-1", as_sent(here)).result()
     assert there.value.exit_code == here.exit_code == kind.exit_code
