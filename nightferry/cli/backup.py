@@ -72,7 +72,7 @@ def backup(
             f"level {level} is not in this release: every image is level 0", subject="--level"
         )
     if accept_partial and not reason.strip():
-        raise ConfigError("--accept-partial needs a reason", hint="say why with --reason")
+        raise ConfigError("--accept-partial needs a reason", hint="add --reason TEXT")
     loaded = session.load_site()
     loaded.site.require_delivered()
     for name in (*store, *accept_partial):

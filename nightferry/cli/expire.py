@@ -49,7 +49,7 @@ def expire(
     if yes != bool(reason.strip()):
         raise ConfigError(
             "--yes and --reason go together",
-            hint="say with --reason why it is right that so much goes at once",
+            hint="say with --reason why so much may be removed at once",
             subject="--yes" if yes else "--reason",
         )
     with OpenSite(session.load_site(), cancel=session.cancel) as here:

@@ -52,8 +52,8 @@ def not_accepted(catalog: Catalog) -> NotAccepted | None:
         return None
     newest = open_ones[-1]
     return NotAccepted(
-        f"the catalog was rebuilt from {newest.copy_from} on {newest.at:%Y-%m-%d %H:%M} UTC, and is not accepted: "
-        "nothing expires",
+        f"the catalog was rebuilt from {newest.copy_from} on {newest.at:%Y-%m-%d %H:%M} UTC, and has not been "
+        "accepted: nothing expires",
         subject=str(catalog.storage),
     )
 
@@ -72,8 +72,8 @@ def warn_unaccepted(opened: OpenSite) -> None:
         newest = open_ones[-1]
         begun = f" ({newest.begun_from})" if newest.begun_from else ", without a copy of the catalog"
         opened.warn(
-            f"the catalog was rebuilt from {newest.copy_from}{begun} on {newest.at:%Y-%m-%d %H:%M} UTC, and is not "
-            "accepted: look at what is restored, then run `nightferry catalog accept`"
+            f"the catalog was rebuilt from {newest.copy_from}{begun} on {newest.at:%Y-%m-%d %H:%M} UTC, and has not "
+            "been accepted: check what was rebuilt, then run `nightferry catalog accept`"
         )
 
 
@@ -101,8 +101,8 @@ def accept(opened: OpenSite, *, reason: str = "", renamed_from: str = "", dry_ru
         _rename(opened, renamed_from, reason, dry_run=dry_run)
     elif not pending:
         raise ConfigError(
-            "there is nothing to accept: the catalog was not rebuilt, or was accepted before",
-            hint="`nightferry catalog rebuild` makes a catalog from media",
+            "there is nothing to accept: the catalog was not rebuilt, or was already accepted",
+            hint="`nightferry catalog rebuild` rebuilds a catalog from a destination",
         )
     else:
         opened.mark()
@@ -151,7 +151,7 @@ def _rename(opened: OpenSite, before: str, reason: str, *, dry_run: bool) -> Non
         known = f"site {record.name}" if record is not None else "no site yet"
         raise ConfigError(
             f"the catalog is of {known}, not of site {before}",
-            hint="name the site as the catalog knows it; `nightferry check` says how",
+            hint="use the site name that the catalog has; `nightferry check` says how",
             subject=before,
         )
     if not dry_run:

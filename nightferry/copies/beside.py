@@ -130,6 +130,6 @@ def spread(opened: OpenSite) -> dict[str, NightferryError]:
         try:
             put_beside(opened, name, opened.clock.now())
         except NightferryError as error:
-            log.warning("the records did not come to %s: %s", name, error.message)
+            log.warning("the records were not delivered to %s: %s", name, error.message)
             failed[name] = error
     return failed

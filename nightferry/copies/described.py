@@ -51,9 +51,9 @@ def record_in(found: Found) -> ImageRecord:
             hint="read it with the release that wrote it, or a newer one",
         ) from error
     if (said.run, said.group, said.store, said.level) != (name.run, name.group, name.store, name.level):
-        raise IntegrityError("its record does not fit its name")
+        raise IntegrityError("its record does not match its name")
     if said.image != found.image:
-        raise IntegrityError(f"its record is that of {safe(said.image)}")
+        raise IntegrityError(f"its record belongs to {safe(said.image)}")
     return said
 
 
@@ -63,7 +63,7 @@ def require_side_files(found: Found, image: ImageRecord, index: Content, chunks:
     """
     if image_digest(chunks, index) != image.digest:
         wrong = "chunks" if digest_of(index) == image.index_digest else "index"
-        raise IntegrityError(f"the side file {wrong} of {found.image} is not what its record says")
+        raise IntegrityError(f"the side file {wrong} of {found.image} differs from its record")
 
 
 def require_described(opened: OpenSite, copy: CopyRecord, cancel: Cancel) -> None:
@@ -87,13 +87,13 @@ def require_described(opened: OpenSite, copy: CopyRecord, cancel: Cancel) -> Non
             raise IntegrityError(f"it is of {found.site}")
         if (found.image, found.location, found.digest) != (copy.image, copy.location, image.digest):
             raise IntegrityError(
-                f"it says that it is attempt {found.epoch} of {safe(found.image)}, "
-                f"digest {safe(found.digest[:16])}, and another one was recorded"
+                f"it claims to be attempt {found.epoch} of {safe(found.image)}, "
+                f"digest {safe(found.digest[:16])}, but another one was recorded"
             )
         said = record_in(found)
         for name in _OF_THE_BYTES:
             if getattr(said, name) != getattr(image, name):
-                raise IntegrityError(f"its record says another {name} than was recorded")
+                raise IntegrityError(f"its record has another {name} than the catalog")
         require_side_files(found, image, index, chunks)
     except (IntegrityError, MediumDamaged) as error:
         raise NotDescribed(copy, error) from error

@@ -225,7 +225,7 @@ def encoded(opened: OpenSite, outgoing: Sampled, destination: str) -> Outgoing:
     if settings is None or settings.level is None:
         return outgoing
     if not shrinks(outgoing.samples()):
-        log.info("image %s does not shrink: its copy at %s stays plain", outgoing.image, destination)
+        log.info("image %s does not compress: its copy at %s stays plain", outgoing.image, destination)
         return outgoing
     return EncodedOutgoing(outgoing, settings.level, proved=decodes_at_once(opened, destination))
 
@@ -249,8 +249,8 @@ def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
     """
     if copy.destination not in {d.name for d in opened.site.destinations}:
         raise DestinationError(
-            f"the site file names no destination {copy.destination} any more, where {copy.image} has a copy",
-            hint="put the destination back to read it",
+            f"the site file names no destination {copy.destination} any more, but {copy.image} has a copy there",
+            hint="put the destination back into the site file to read it",
             subject=copy.image,
         )
     encoding = encoding_of(copy.location)

@@ -30,8 +30,8 @@ def tapes(opened: OpenSite, name: str | None = None) -> list[TapeDestination]:
         opened.site.destination(name)
         if name not in names:
             raise ConfigError(
-                f"destination {name} is no tape library",
-                hint=f"name one that is: {', '.join(names)}" if names else _NO_TAPE,
+                f"destination {name} is not a tape library",
+                hint=f"the tape libraries are: {', '.join(names)}" if names else _NO_TAPE,
                 subject=name,
             )
         names = [name]
@@ -54,7 +54,7 @@ def holding(opened: OpenSite, barcode: str, library: str | None = None) -> TapeD
         named = ", ".join(d.name for d in found)
         raise ConfigError(
             f"several libraries have a cartridge {barcode}: {named}",
-            hint=f"say which with --library, as in `--library {found[0].name}`",
+            hint=f"name one with --library, as in `--library {found[0].name}`",
             subject=barcode,
         )
     raise ConfigError(
@@ -152,7 +152,7 @@ def retire(opened: OpenSite, tape: TapeDestination, barcode: str, reason: str) -
         DestinationError: see ``Handling.retire``.
     """
     if not reason.strip():
-        raise ConfigError("a cartridge is retired for a reason", hint="say it with --reason", subject=barcode)
+        raise ConfigError("retiring a cartridge needs a reason", hint="add --reason TEXT", subject=barcode)
     medium = tape.handling.retire(barcode, why(reason))
     copies = copies_on(opened, tape.name, barcode)
     lost = tuple(losses(opened, copies))
@@ -189,7 +189,7 @@ def plan_erasure(opened: OpenSite, tape: TapeDestination, barcode: str) -> Erasu
     medium = tape.handling.require_erasable(barcode, {copy.image for copy in there})
     if unknown is not None and unknown.image in opened.catalog.live_images(tape.name, barcode):
         raise WrongCartridge(
-            f"whether {barcode} holds a whole copy of {unknown.image} is not known: what wrote it was stopped",
+            f"it is unknown whether {barcode} holds a whole copy of {unknown.image}: its writer was stopped",
             subject=barcode,
             hint=f"the next run finds out (`nightferry backup --stage two`); or `nightferry media retire {barcode} "
             f"--reason TEXT` gives it up, then `nightferry media erase --yes {barcode}` writes over it",
@@ -215,7 +215,7 @@ def describe_erasure(erasure: Erasure) -> str:
     medium = erasure.medium
     match medium.state:
         case "unknown" | "foreign":
-            return f"{medium.barcode} is not ours, and whatever is on it would be gone"
+            return f"{medium.barcode} is not ours, and its contents would be destroyed"
         case "blank":
             return f"{medium.barcode} is blank; it would be labelled"
     again = ", ".join(sorted({copy.image for copy in erasure.unfinished}))
@@ -223,4 +223,4 @@ def describe_erasure(erasure: Erasure) -> str:
     images = ", ".join(erasure.lost[:5]) + (
         f" and {len(erasure.lost) - 5} more" if len(erasure.lost) > 5 else ""
     )
-    return f"{medium.barcode} ({medium.state}) holds {images or 'no image'}: that would be gone{again}"
+    return f"{medium.barcode} ({medium.state}) holds {images or 'no image'}: they would be destroyed{again}"

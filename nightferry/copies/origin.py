@@ -72,7 +72,7 @@ def suspicion(opened: OpenSite, definition: StoreRef, image: ImageRecord) -> str
             found.append(error.message)
         else:
             if now is not None and any(elsewhere(now, image.origin)):
-                found.append("what is mounted there changed while it was read")
+                found.append("the mount there changed while it was read")
     return "; ".join(found)
 
 
@@ -87,8 +87,8 @@ def new_line(opened: OpenSite, definition: StoreRef, besides: str = "") -> str:
     if not before:
         return ""
     if _last_whole(opened, definition, images) is not None:
-        return f"its path was {before}; the images from {definition.path} go on as a line of their own"
-    return f"its path was {before}; a new line of images begins with {definition.path}, compared with nothing"
+        return f"its path was {before}; the images from {definition.path} continue as a line of their own"
+    return f"its path was {before}; a new line of images begins with {definition.path}, compared with none"
 
 
 def _below(definition: StoreRef, path: Path) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def places_of(
         copies = []
     elif only is not None:
         if only not in names:
-            raise choose(only, [STAGING, *names], "place of copies")
+            raise choose(only, [STAGING, *names], "source of copies")
         copies = [c for c in copies if c.destination == only]
         staged = False
     ordered = tuple(
@@ -64,7 +64,7 @@ def nowhere(opened: OpenSite, image: ImageRecord, only: str | None) -> CopyMissi
         )
     return CopyMissing(
         f"no readable copy of image {image.image}: {', '.join(states) or 'none was ever made'}",
-        hint=f"`nightferry copies {image.image}` says why; `nightferry images` lists what there is",
+        hint=f"`nightferry copies {image.image}` shows why; `nightferry images` lists what there is",
         subject=image.image,
     )
 

@@ -143,7 +143,7 @@ def rebuild(
         opened = stack.enter_context(OpenSite(loaded, clock=clock, catalog=blank))
         done = Rebuilt(copy, str(place))
         destination = destination_of(opened, copy)
-        progress.say(f"looking at every copy at {copy}", subject=copy)
+        progress.say(f"reading every copy at {copy}", subject=copy)
         marker = _marker(destination, done)
         catalog, digest = _newest_copy(destination, marker, done, clock, cancel)
         last = catalog.last
@@ -156,9 +156,9 @@ def rebuild(
             found += _recovered(catalog, destination, each, done, loaded.site, cancel)
         if not found and catalog.is_empty:
             raise CatalogError(
-                f"there is neither a copy of an image nor of the catalog at {copy}"
+                f"{copy} has neither copies of images nor a copy of the catalog"
                 + "".join(f"; {note}" for note in done.notes[:5]),
-                hint="name another destination with --copy, or correct this one's place in the site file",
+                hint="name another destination with --copy, or correct this one's location in the site file",
                 subject=copy,
             )
         indexes = IndexFiles(place)
@@ -222,8 +222,8 @@ def _require_empty(to: str, contents: Iterable[str]) -> None:
     other = sorted(set(contents) - _LEFTOVERS)
     if other:
         raise CatalogError(
-            f"{to} is not empty: there is {safe(other[0])}",
-            hint="name an empty place with --to; what is there is left alone",
+            f"{to} is not empty: it has {safe(other[0])}",
+            hint="name an empty folder or prefix with --to; nothing there is changed",
             subject=to,
         )
 
@@ -235,7 +235,7 @@ def _marker(destination: Destination, done: Rebuilt) -> SiteMark | None:
     text = destination.marker()
     found = None if text is None else parse_marker(text)
     if text is not None and found is None:
-        done.notes.append(f"{MARKER} at {destination.name} does not say whose it is")
+        done.notes.append(f"{MARKER} at {destination.name} does not name its site")
     return found
 
 
@@ -250,7 +250,7 @@ def _require_same_site(catalog: Catalog, marker: SiteMark | None, site: Site, co
     last = SiteMark(record.name, record.id) if record is not None else marker
     if last is not None and last.site != site.site.name:
         raise OtherSite(
-            f"what lies at {copy} is of {last}, and the site file is that of site {site.site.name}",
+            f"the copies at {copy} belong to {last}, but the site file is for site {site.site.name}",
             hint="name a destination of this site with --copy, or correct [site] name in the site file",
             subject=copy,
         )
@@ -279,7 +279,7 @@ def _scan(
         if one.site is not None and (one.site.id != mark.id if mark is not None else one.site.site != site):
             done.left_out.append(f"images/{one.image}")
             done.notes.append(
-                f"images/{safe(one.image)} at {destination.name} is left out: it is of {one.site}"
+                f"images/{safe(one.image)} at {destination.name} is left out: it belongs to {one.site}"
             )
         else:
             found.append(one)
@@ -292,7 +292,7 @@ def _whose(found: Iterable[Found], done: Rebuilt) -> SiteMark | None:
     """Whose the copies are, when no marker and no copy of the catalog says it."""
     marks = {one.site for one in found if one.site is not None}
     if len(marks) > 1:
-        done.notes.append(f"the copies are of several sites: {', '.join(sorted(map(str, marks)))}")
+        done.notes.append(f"the copies belong to several sites: {', '.join(sorted(map(str, marks)))}")
     return marks.pop() if len(marks) == 1 else None
 
 
@@ -361,12 +361,12 @@ def _newest_copy(
             proved = _decode(destination, name, cancel)
             found = Catalog.from_rows(proved.rows, MemoryStorage(), clock=clock, name=name)
         except (CatalogError, IntegrityError, MediumDamaged) as error:
-            done.notes.append(f"{safe(name)} is of no use: {error}")
+            done.notes.append(f"{safe(name)} cannot be used: {error}")
             continue
         record = found.latest(SiteRecord, "site")
         if record is not None and marker is not None and record.id != marker.id:
             whose = SiteMark(record.name, record.id)
-            done.notes.append(f"{safe(name)} is of no use: it is of {whose}, the place of {marker}")
+            done.notes.append(f"{safe(name)} cannot be used: it belongs to {whose}, the location to {marker}")
             continue
         done.begun_from = name
         done.unproved = not proved.digest
@@ -396,10 +396,10 @@ def _require_chained(
     try:
         found = _decode(destination, older[0], cancel).digest
     except (CatalogError, IntegrityError, MediumDamaged) as error:
-        done.notes.append(f"{safe(older[0])} is of no use: {error}")
+        done.notes.append(f"{safe(older[0])} cannot be used: {error}")
         return
     if found != before:
-        done.notes.append(f"{safe(older[0])} is not the copy that {safe(name)} was written after")
+        done.notes.append(f"{safe(older[0])} is not the copy that preceded {safe(name)}")
 
 
 def _age(found: Found) -> tuple[int, datetime, str]:
@@ -471,7 +471,7 @@ def _with_record(destination: Destination, found: Found, done: Rebuilt, site: Si
     try:
         if image_of(found.meta).image == found.image:
             return found
-        why = "its record is another image's"
+        why = "its record belongs to another image"
     except ValidationError as error:
         if any(wrong["type"] != "json_invalid" for wrong in error.errors()):
             return found
@@ -488,7 +488,7 @@ def _with_record(destination: Destination, found: Found, done: Rebuilt, site: Si
 def _reason(error: NightferryError | ValidationError) -> str:
     if isinstance(error, ValidationError):
         wrong = error.errors()[0]
-        return f"its words make no record: {safe('.'.join(map(str, wrong['loc'])))}: {wrong['msg'].lower()}"
+        return f"it is not a valid record: {safe('.'.join(map(str, wrong['loc'])))}: {wrong['msg'].lower()}"
     return str(error)
 
 

@@ -85,10 +85,10 @@ def recall(opened: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Ca
         try:
             opened.catalog.append(record)
         except CatalogError as error:
-            opened.warn(f"that {copy.image} was recalled cannot be recorded: {error.message}")
+            opened.warn(f"cannot record that {copy.image} was recalled: {error.message}")
     opened.catalog.refresh()
     asked = opened.catalog.latest(RecallRecord, copy.subject)
-    since = "before, not by us" if asked is None else _shown(opened, asked.asked)
+    since = "earlier, by somebody else" if asked is None else _shown(opened, asked.asked)
     _wait(opened, copy, away, since, progress, cancel)
 
 
@@ -112,8 +112,8 @@ def _wait(
                 raise Unavailable(
                     f"the recall of {copy.image} at {copy.destination} from {away.storage_class}, asked "
                     f"{since}, did not arrive within {format_duration(away.wait_s)}",
-                    hint="run the same command again: it goes on waiting for the same recall; "
-                    "recall's wait in the site file is how long",
+                    hint="run the same command again: it waits for the same recall, for as long "
+                    "as recall.wait in the site file allows",
                     subject=copy.image,
                 )
             _sleep(opened, min(pause_s, left_s), lambda: progress.advance(subject, 0, waiting), cancel)

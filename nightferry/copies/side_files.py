@@ -62,14 +62,14 @@ def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
         if isinstance(found, SideFiles) and image_digest(found.chunks, found.index) == image.digest:
             if _is_foreign(opened, image):
                 require_proved(found.index, "index", f"the index of {image.image} at {place}", opened.cancel)
-            log.warning("%s; they are taken from %s", missing.message, place)
+            log.warning("%s; reading them from %s", missing.message, place)
             _keep(opened, image, found)
             return found
-        why = "they are not what was recorded" if isinstance(found, SideFiles) else found.message
+        why = "they differ from the record" if isinstance(found, SideFiles) else found.message
         tried.append(f"{place}: {why}")
     raise CatalogError(
         f"{missing.message}" + "".join(f"; {each}" for each in tried),
-        hint=f"`nightferry copies {image.image}` shows where they may still be",
+        hint=f"`nightferry copies {image.image}` shows where else they may be",
         subject=image.image,
     ) from missing
 
@@ -109,7 +109,7 @@ def _of_catalog(opened: OpenSite, image: ImageRecord) -> SideFiles:
     found = SideFiles(opened.catalog.index(image.image), opened.catalog.chunks(image.image))
     if image_digest(found.chunks, found.index) != image.digest:
         raise CatalogError(
-            f"the catalog's index and chunk table of {image.image} are not what was recorded",
+            f"the catalog's index and chunk table of {image.image} differ from the record",
             subject=image.image,
         )
     return found

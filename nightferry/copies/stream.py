@@ -87,10 +87,10 @@ def _from_staging(
     except StagedDamage as error:
         # What is read in the place of a disk that is gone says nothing of the image.
         confirm(opened, back_group)
-        # Left in place it would be tried, and waste tape, every night; set aside it is staged anew.
+        # Left in place it would be tried, and waste tape, every night; quarantined it is staged again.
         set_aside(files_of(opened, image))
         note_loss(opened, image, error.message)
-        log.warning("image %s is damaged on staging: set aside", image.image)
+        log.warning("image %s is damaged on staging: quarantined", image.image)
         raise
 
 
@@ -148,7 +148,7 @@ def make_copy(
         copy = _read_back(opened, copy, progress, cancel)
     for older in opened.catalog.all_copies(copy.image):
         if older.destination == destination and older.state == "suspect" and older.epoch < copy.epoch:
-            note = f"attempt {copy.epoch} took its place; {older.note}"[:500]
+            note = f"attempt {copy.epoch} replaced it; {older.note}"[:500]
             opened.catalog.append(older.model_copy(update={"state": "lost", "note": note}))
     return copy
 
@@ -223,7 +223,7 @@ def _ended(opened: OpenSite, target: Destination, copy: CopyRecord) -> CopyRecor
     try:
         left = target.unfinished(copy.image, copy.epoch)
     except NightferryError as error:
-        log.warning("what there is of %s at %s is not known: %s", copy.image, target.name, error)
+        log.warning("the state of %s at %s is unknown: %s", copy.image, target.name, error)
         return copy
     if left is None:
         return copy
@@ -288,7 +288,7 @@ def _begin(opened: OpenSite, target: Destination, image: ImageRecord, lane: str)
     opened.catalog.append(copy)
     for older in copies:
         if older.state == "writing" and older.ended is not None and older.epoch != copy.epoch:
-            note = f"it never arrived; attempt {copy.epoch} took its place"
+            note = f"it never arrived; attempt {copy.epoch} replaced it"
             opened.catalog.append(older.model_copy(update={"state": "lost", "note": note}))
     return copy
 

@@ -127,7 +127,7 @@ def _require_ours_if_there(opened: OpenSite, name: str) -> None:
     except OtherSite:
         raise
     except (DestinationError, ConfigError) as error:
-        log.info("whose %s is was not seen: %s", name, error.message)
+        log.info("cannot find out which site owns %s: %s", name, error.message)
 
 
 def check_one(
@@ -145,7 +145,7 @@ def check_one(
             recall(opened, copy, progress=progress, cancel=cancel)
         checked = verify_copy(opened, copy, sample=sample, progress=progress, cancel=cancel)
         if checked.state in ("damaged", "suspect"):
-            known = f"it was found {checked.state} before, and a sample does not clear it: {checked.note}"
+            known = f"it was found {checked.state} before, and a sample cannot clear it: {checked.note}"
             return Checked(checked, known, IntegrityError.exit_code)
         return Checked(checked)
     except NeedsRecall as error:
@@ -218,13 +218,13 @@ def remake_copy(
                 damage = error
         if not _readable_elsewhere(opened, image):
             raise damage
-        progress.say(f"{damage}: it is made again from another copy")
+        progress.say(f"{damage}: making it again from another copy")
     there = made_before(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:
         return there
     require_disk(opened, back_group_of(opened, image), f"a copy of {image.image} by way of staging")
     if damage is None and not opened.catalog.freed(image.image) and is_here(opened, image):
-        note_loss(opened, image, "it is not on staging any more")
+        note_loss(opened, image, "it is no longer on staging")
     if is_lost(opened, image):
         raise IntegrityError(
             f"image {image.image} is lost: damaged or gone on staging, and no copy can be read",
@@ -246,7 +246,7 @@ def remake_copy(
                 if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
                     continue
                 last = error
-                progress.say(f"{place.source} cannot give {image.image} back: {error}")
+                progress.say(f"cannot read {image.image} from {place.source}: {error}")
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
                     mark_damaged(opened, place.copy, error)
                 continue
@@ -260,7 +260,7 @@ def remake_copy(
             return make_copy(opened, outgoing, destination, progress=progress, cancel=narrower)
     if last is not None:
         raise last
-    raise CopyMissing(f"image {image.image} can be read nowhere but at {destination}", subject=image.image)
+    raise CopyMissing(f"image {image.image} can only be read at {destination}", subject=image.image)
 
 
 def _fetch(opened: OpenSite, image: ImageRecord, place: Choice, scratch: Path, cancel: Cancel) -> None:
@@ -282,6 +282,6 @@ def _fetch(opened: OpenSite, image: ImageRecord, place: Choice, scratch: Path, c
 
 def _no_room(image: ImageRecord, scratch: Path) -> StagingFull:
     return StagingFull(
-        f"{image.image} needs {format_size(image.size_bytes)} in {scratch.parent} on its way",
+        f"{image.image} needs {format_size(image.size_bytes)} of scratch space in {scratch.parent}",
         subject=image.image,
     )

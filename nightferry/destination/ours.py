@@ -70,7 +70,7 @@ def require_said(image: str, text: bytes | None) -> None:
     MediumDamaged: there is a first side file, and it does not say whose the copy is.
     """
     if text is not None and parse_origin(image, text) is None:
-        raise MediumDamaged(f"its {ORIGIN} does not say whose it is", subject=image)
+        raise MediumDamaged(f"its {ORIGIN} does not name its site", subject=image)
 
 
 def site_of(origin: Origin | None) -> SiteMark | None:

@@ -263,7 +263,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
         NotOwner: the disk, on which it is written down too, is on another node than this one.
     """
     if not reason.strip():
-        raise ConfigError("an approval needs a reason", hint="say why with --reason")
+        raise ConfigError("an approval needs a reason", hint="add --reason TEXT")
     require_disk(opened, run.back_group, f"an approval for {run.back_group}")
     require_newest(opened, run)
     require_plausible_clock(opened, "nothing is approved")

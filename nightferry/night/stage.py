@@ -159,7 +159,7 @@ def _write(
         _discard(target)
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise StagingFull(
-                f"no room left on {opened.site.back_group(run.back_group).path} for {definition.name}",
+                f"no space left on {opened.site.back_group(run.back_group).path} for {definition.name}",
                 subject=definition.name,
                 operation="stage",
             ) from error

@@ -308,7 +308,7 @@ def restore(
                     continue
                 errors.append(error)
                 damaged.append(place.source)
-                progress.say(f"{place.source} cannot give {plan.image.image} back: {error}", subject=subject)
+                progress.say(f"cannot read {plan.image.image} from {place.source}: {error}", subject=subject)
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
                     _remember_damage(opened, place.copy, error)
                 continue

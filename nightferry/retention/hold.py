@@ -14,7 +14,7 @@ def add_hold(opened: OpenSite, image: str, reason: str) -> HoldRecord:
         ConfigError: no reason, no such image, or copies of it are expired or about to be.
     """
     if not reason.strip():
-        raise ConfigError("a hold needs a reason", hint="say why with --reason", subject=image)
+        raise ConfigError("a hold needs a reason", hint="add --reason TEXT", subject=image)
     opened.catalog.refresh()
     opened.catalog.image(image)
     record = _record(opened, image, True, reason)

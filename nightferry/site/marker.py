@@ -77,7 +77,7 @@ def require_marker(destination: str, text: bytes, mark: SiteMark | None, site: s
     there = parse_marker(text)
     if there is None:
         raise OtherSite(
-            f"destination {destination}: {MARKER} does not say whose it is",
+            f"destination {destination}: {MARKER} does not name its site",
             hint=f"put {MARKER} back, or, where all that lies there is this site's, remove it: it is written again",
             subject=destination,
         )

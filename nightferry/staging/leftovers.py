@@ -35,7 +35,7 @@ def clear_leftovers(opened: OpenSite, back_group: str, *, cancel: Cancel) -> Non
     """Gives back the room of what is of no use, and takes over what is.
 
     - Scratch files, half-written images and side files without their image are removed.
-    - An image that was freed on record, and not on the disk, is removed; so is one that was set aside because
+    - An image that was freed on record, and not on the disk, is removed; so is one that was quarantined because
       it was damaged, when its store has a newer whole one.
     - A whole image that nobody lived to record is recorded, after every byte was checked: even if its own run
       is never continued, it is a backup of that night.
@@ -65,7 +65,7 @@ def _clear(opened: OpenSite, back_group: str, cancel: Cancel) -> None:
         elif ending != ".tar":
             if ending == ".tar.partial" or not (_has(files, ".tar") or _has(files, ".tar.damaged")):
                 files.remove(ending)
-                log.info("removed %s%s, which an interrupted run left", image, ending)
+                log.info("removed %s%s, left by an interrupted run", image, ending)
         elif known is not None and opened.catalog.freed(image):
             remove_staged(opened, known)
         elif known is None and files.size_bytes(".meta.json") is not None:

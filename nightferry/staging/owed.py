@@ -175,7 +175,7 @@ def forget(opened: OpenSite, name: str, reason: str) -> list[ForgottenRecord]:
         ConfigError: no reason, no such image or store, or nothing that could be given up.
     """
     if not reason.strip():
-        raise ConfigError("giving up needs a reason", hint="say why with --reason", subject=name)
+        raise ConfigError("forgetting needs a reason", hint="add --reason TEXT", subject=name)
     opened.catalog.refresh()
     if "/" in name:
         group, store = require_store(opened, name)
@@ -209,7 +209,7 @@ def adopt(opened: OpenSite, old: str, new: str) -> list[AdoptionRecord]:
     opened.catalog.refresh()
     if ("/" in old) != ("/" in new):
         raise ConfigError(
-            f"{old} and {new} are not of one kind",
+            f"{old} and {new} are not of the same kind",
             hint="name two stores as GROUP/STORE, or two storage groups",
             subject=new,
         )
@@ -232,7 +232,11 @@ def _stores_of(opened: OpenSite, old: str, new: str) -> Iterator[tuple[str, str]
     known = {store.name for store in opened.site.group(new).stores}
     missing = [store for store in stores if store not in known]
     if not stores or missing:
-        named = f"{old}/{missing[0]} has no store of its name in {new}" if missing else f"{old} has no images"
+        named = (
+            f"{old}/{missing[0]} has no store of the same name in {new}"
+            if missing
+            else f"{old} has no images"
+        )
         raise ConfigError(
             named, hint="adopt store by store: `nightferry selection adopt OLD/STORE NEW/STORE`", subject=old
         )
@@ -254,7 +258,7 @@ def _require_adoptable(opened: OpenSite, old: str, new: str) -> None:
 
 def _still_there(old: str) -> ConfigError:
     return ConfigError(
-        f"{old} is still in the site file, so nothing goes on in its place",
+        f"{old} is still in the site file, so nothing can take over its images",
         hint="rename it there first",
         subject=old,
     )

@@ -46,7 +46,7 @@ class Watch:
         self._mount = mount_of(self._path)
         self._every_s = every_s
         self._answered = time.monotonic()
-        self._silence = "it is still being asked"
+        self._silence = "it is still being queried"
         self._lost: ClusterError | None = None
         self._to_stop: list[Cancel] = []
         self._end = threading.Event()
@@ -98,7 +98,7 @@ class Watch:
         try:
             here = mount_of(self._path)
             if here != self._mount:
-                raise ClusterError(f"{here} is where {self._mount} was")
+                raise ClusterError(f"{here} is mounted where {self._mount} was")
             self._opened.disk(self._back_group).confirm(self.token)
         except GroupStopping as error:
             self._lose(error)
@@ -116,7 +116,7 @@ class Watch:
         self.confirm()
         silent_s = time.monotonic() - self._answered
         if silent_s >= SILENT_S:
-            self._lose(self._not_ours(f"the cluster gave no answer for {silent_s:.0f} s: {self._silence}"))
+            self._lose(self._not_ours(f"the cluster did not answer for {silent_s:.0f} s: {self._silence}"))
         self.require()
 
     def ask(self) -> None:
@@ -155,7 +155,7 @@ class Watch:
 
     def _not_ours(self, why: str) -> NotOwner:
         return NotOwner(
-            f"the disk of {self._back_group} is not {self.token.node}'s any more: {why}",
+            f"the disk of {self._back_group} no longer belongs to {self.token.node}: {why}",
             subject=self._back_group,
         )
 
@@ -198,7 +198,7 @@ def watched(
         if watch is None or (token is not None and watch.token != token):
             present = token or opened.disk(back_group).owner()
             if present is None:
-                raise NotOwner(f"the disk of {back_group} is nobody's", subject=back_group)
+                raise NotOwner(f"the disk of {back_group} has no owner", subject=back_group)
             watch = Watch(opened, back_group, present, opened.recheck_s)
             watch.begin()
             watches.by_disk[back_group] = watch

@@ -28,7 +28,7 @@ _SAMPLE_BYTES = 256 << 10
 class StagedDamage(IntegrityError):
     """A staged image is not what was recorded; no copy of it was made."""
 
-    default_hint = "run the backup again: it stages the store anew"
+    default_hint = "run the backup again: it stages the store again"
 
 
 def meta_of(record: ImageRecord, order: int) -> bytes:
@@ -70,7 +70,7 @@ class StagedOutgoing:
         except (OSError, MediumDamaged, IntegrityError) as error:
             raise self._damage(error) from error
         if digest != record.digest:
-            raise StagedDamage(f"staged image {record.image} is not what was recorded", subject=record.image)
+            raise StagedDamage(f"staged image {record.image} differs from its record", subject=record.image)
         meta = meta_of(record, order)
         self._side_files = _SideFiles({"chunks": self._chunks, "meta.json": meta}, self._index)
 

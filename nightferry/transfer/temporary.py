@@ -53,11 +53,11 @@ def clear_dead_folders() -> None:
             private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
             if private and status.st_uid == os.geteuid() and _is_dead(path):
                 shutil.rmtree(path)
-                log.info("removed %s, which a killed process left", path)
+                log.info("removed %s, left by a killed process", path)
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.warning("cannot remove %s, which a killed process left: %s", path, error.strerror)
+            log.warning("cannot remove %s, left by a killed process: %s", path, error.strerror)
 
 
 def _is_dead(folder: Path) -> bool:

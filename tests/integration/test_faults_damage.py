@@ -160,7 +160,9 @@ def test_a_restore_goes_on_with_the_next_copy_and_says_so(
         assert (done.copy, done.damaged, done.is_complete) == (other, ("staging", hurt), True)
         assert compare_tree(site.store("SG1/a"), tmp_path / "back") == ""
         assert states(opened, image.image) == {hurt: "damaged", other: "verified"}
-        failed = [text.split(" cannot give")[0] for text in sink.lines if " cannot give" in text]
+        failed = [
+            text.split(" from ")[1].split(":")[0] for text in sink.lines if text.startswith("cannot read ")
+        ]
         assert failed == ["staging", hurt]
 
 

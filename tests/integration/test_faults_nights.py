@@ -224,9 +224,7 @@ def test_an_index_that_no_place_has_is_named(make_site: MakeSite, tmp_path: Path
         places = [site.home / "catalog" / "indexes", site.disk, site.home / "objects"]
         for found in [path for place in places for path in place.rglob("*chunks")]:
             found.write_bytes(b"")
-        with pytest.raises(
-            CatalogError, match=f"{image.image} are not what was recorded.*staging: .*folder: "
-        ):
+        with pytest.raises(CatalogError, match=f"{image.image} differ from the record.*staging: .*folder: "):
             bring_back(opened, tmp_path / "back")
 
 
@@ -347,7 +345,7 @@ def test_a_copy_is_not_fetched_into_the_room_that_staging_keeps_free(make_site: 
         for copy in opened.catalog.copies(image.image):
             if copy.destination == "folder":
                 read_back.mark_damaged(opened, copy, DestinationError("a bad block"))
-        with pytest.raises(StagingFull, match="on its way"):
+        with pytest.raises(StagingFull, match="scratch space"):
             verify.remake_copy(opened, image, "folder", progress=QUIET, cancel=Cancel())
     site.write_file(keep_free="0 %")
     with site.open(HandClock()) as opened:

@@ -137,7 +137,9 @@ def test_stage_one_stops_on_a_stolen_disk(
     with site.open() as opened:
         record = begin(opened)
         thief = Thief(site, opened, theft, monkeypatch)
-        with pytest.raises(NotOwner, match=r"the disk of TEX-BACK-1 is not TEX-ACTV-1's any more") as refused:
+        with pytest.raises(
+            NotOwner, match=r"the disk of TEX-BACK-1 no longer belongs to TEX-ACTV-1"
+        ) as refused:
             stage.stage_store(opened, record, "SG1", "a", progress=thief, cancel=Cancel())
         assert thief.done
         assert (refused.value.retryable, refused.value.exit_code) == (False, 50)
@@ -193,7 +195,7 @@ def test_stage_two_stops_on_a_stolen_disk_and_makes_no_copy(
         image = next(i for i in opened.catalog.images() if i.store == "a")
         thief = Thief(site, opened, theft, monkeypatch)
         node = opened.cluster.where(BACK_GROUP)
-        with pytest.raises(NotOwner, match=f"the disk of {BACK_GROUP} is not {node}'s any more"):
+        with pytest.raises(NotOwner, match=f"the disk of {BACK_GROUP} no longer belongs to {node}"):
             stream.stream_image(opened, image, destination, progress=thief, cancel=Cancel())
         assert thief.done
         copies = opened.catalog.all_copies(image.image)
@@ -240,7 +242,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for_and_then_counts_as_lost(
         opened.site.cluster_state_path.write_text("not JSON")
         watch.look()
         monkeypatch.setattr(ownership, "SILENT_S", 0.0)
-        with pytest.raises(NotOwner, match="the cluster gave no answer for"):
+        with pytest.raises(NotOwner, match="the cluster did not answer for"):
             watch.look()
 
 

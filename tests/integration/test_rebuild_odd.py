@@ -103,9 +103,9 @@ def test_a_copy_without_its_record_is_recovered_and_nothing_expires_before_it_is
         bring_back(opened, tmp_path / "back", copy=place.name)
     assert compare_tree(place.site.store("SG1/a"), tmp_path / "back") == ""
     refused = nightferry(place.site.file, "expire", "--json")
-    assert (refused.code, "is not accepted" in refused.error["message"]) == (2, True)
+    assert (refused.code, "has not been accepted" in refused.error["message"]) == (2, True)
     foreseen = nightferry(place.site.file, "expire", "--dry-run", "--json")
-    assert (foreseen.code, "not accepted" in foreseen.document["refused"]) == (2, True)
+    assert (foreseen.code, "not been accepted" in foreseen.document["refused"]) == (2, True)
     after = place.sums()
     assert {path: text for path, text in after.items() if path in before} == {
         path: text for path, text in before.items() if path in after

@@ -233,7 +233,7 @@ def test_a_recall_begun_by_hand_is_waited_for_and_not_asked_again(
         )
         said = Said()
         assert bring_back(opened, tmp_path / "back", progress=said).copy == "cloud"
-        assert any("asked before, not by us" in line for line in said.lines), said.lines
+        assert any("asked earlier, by somebody else" in line for line in said.lines), said.lines
     assert asks(proxy) == 0
 
 

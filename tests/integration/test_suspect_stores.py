@@ -321,7 +321,7 @@ def test_another_path_begins_a_line_of_its_own_and_is_said(tmp_path: Path) -> No
     new.mkdir()
     (new / "one").write_text("nothing like it")
     site.file.write_text(site.file.read_text().replace(f'"{old}"', f'"{new}"'))
-    said = f"its path was {old}; a new line of images begins with {new}, compared with nothing"
+    said = f"its path was {old}; a new line of images begins with {new}, and is not compared with the old one"
     with site.open(clock) as opened:
         assert said in status_of(opened).reason
         assert [f.text for f in check.check(load_site(site.file)) if f.id == "NF-STORE-004"] == [
@@ -351,7 +351,7 @@ def test_another_path_begins_a_line_of_its_own_and_is_said(tmp_path: Path) -> No
         clock.sleep(DAY)
         record = night.stage_one(opened, BACK_GROUP)
         image = opened.catalog.images("SG1", "a", run=record.run)[0]
-        assert image.notes == (f"its path was {new}; the images from {old} go on as a line of their own",)
+        assert image.notes == (f"its path was {new}; the images from {old} continue as a line of their own",)
         assert image.suspect.startswith("it is empty, and had 5 files")
 
 

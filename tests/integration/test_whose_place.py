@@ -233,7 +233,7 @@ def test_a_garbled_marker_is_refused_and_not_written_over(place: Place) -> None:
     place.plant("site.json", b"{}")
     with place.open(clock) as opened:
         record = night.stage_one(opened, BACK_GROUP)
-        with pytest.raises(OtherSite, match="does not say whose it is"):
+        with pytest.raises(OtherSite, match="does not name its site"):
             night.stage_two(opened, record)
     assert _text(place, "site.json") == b"{}"
 
