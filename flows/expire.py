@@ -68,5 +68,7 @@ def apply_retention(site: Site, destination: str | None, dry_run: bool, reason: 
         {**row, "started": f"{row['started'].astimezone(here.site.tz):%Y-%m-%d %H:%M}"}
         for row in done.as_json()["copies"]
     ]
-    create_table_artifact(rows, key="expire", description=f"{len(rows)} copies and their retention")
+    create_table_artifact(
+        rows, key="expire", description=f"{counted(len(rows), 'copy', 'copies')} and their retention"
+    )
     return done

@@ -23,7 +23,7 @@ from nightferry.restore import restore as ops
 from nightferry.restore import restore_group as of_group
 from nightferry.restore.tree import Writing
 from nightferry.site.opened import OpenSite
-from nightferry.units import format_size
+from nightferry.units import counted, format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own
 from tasks.place import at, is_here
@@ -240,12 +240,12 @@ def _lines(done: ops.Restored) -> list[str]:
     report = done.report
     lines = [
         f"Image `{done.plan.image.image}` from **{done.copy}** to `{safe_markdown(str(done.plan.target))}`: "
-        f"{report.files} files, {format_size(report.size_bytes)}."
+        f"{counted(report.files, 'file')}, {format_size(report.size_bytes)}."
     ]
     if done.damaged:
         lines.append(f"\nTried before and not usable: {', '.join(done.damaged)}.")
     for path in report.skipped[:50]:
-        lines.append(f"- is there already, left alone: `{safe_markdown(path)}`")
+        lines.append(f"- is already there, kept: `{safe_markdown(path)}`")
     for path, why in report.refused[:50]:
         lines.append(f"- refused: `{safe_markdown(path)}` — {safe_markdown(why)}")
     for path, what in report.losses[:50]:

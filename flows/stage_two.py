@@ -28,6 +28,7 @@ from nightferry.site.marker import require_ours
 from nightferry.site.opened import OpenSite
 from nightferry.staging.owed import owed
 from nightferry.staging.ownership import watched
+from nightferry.units import counted
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, part, require_success
 from tasks.place import at, is_here
@@ -94,7 +95,7 @@ def _deliver(
     freed = free_staging(site, back_group, return_state=True)
     for name in names:
         # When all have ended and staging is freed, so that every copy of the catalog knows all copies of the night, and
-        # what staging does not have any more; also where copies are still owed: what was marked by hand since the last
+        # what staging no longer has; also where copies are still owed: what was marked by hand since the last
         # night must be known there.
         delivered = deliver_catalog(site, name, return_state=True)
         if not delivered.is_completed():
@@ -136,12 +137,13 @@ def to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
             futures = _submit(here, site, back_group, destination)
             wait(futures)
             CANCEL.check()
+            copies = counted(len(futures), "copy", "copies")
             failed = [f for f in futures if f.state.is_failed()]
         finally:
             close_destination(here, destination)
         if failed:
-            return Failed(name=COPY_MISSING, message=f"{len(failed)} of {len(futures)} copies failed")
-        return Completed(message=f"{len(futures)} copies")
+            return Failed(name=COPY_MISSING, message=f"{len(failed)} of {copies} failed")
+        return Completed(message=copies)
 
 
 def _in_order(images: list[ImageRecord], lanes: int) -> list[ImageRecord]:

@@ -88,7 +88,7 @@ def two_stage_backup(
                     here.catalog.refresh()
                     if clock_is_right:
                         accept_clock(here, clock_is_right)
-                    require_plausible_clock(here, "no night goes on")
+                    require_plausible_clock(here, "no night continues")
                     sealed = continue_sealed(here, back_group, run)
                     begun = set_state(here, sealed, flow_run=str(flow_run.get_id() or ""))
                 else:
@@ -121,7 +121,7 @@ def two_stage_backup(
                     stagger=stagger,
                 )
         except Stopped as stopped:
-            return Cancelled(message=f"{stopped}; rerunning goes on where it stopped")
+            return Cancelled(message=f"{stopped}; a rerun continues where it stopped")
 
 
 def continue_sealed(here: OpenSite, back_group: str, run: str | None) -> RunRecord:

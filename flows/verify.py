@@ -14,6 +14,7 @@ from pydantic import Field
 from blocks.site import Site
 from nightferry.copies import verify
 from nightferry.site.destinations import close_destination
+from nightferry.units import counted
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 
 
@@ -41,7 +42,7 @@ def verify_copies(
             for settings in here.site.destinations:
                 close_destination(here, settings.name)
         if bad:
-            return Failed(name="Partial", message=f"{bad} copies cannot be trusted")
+            return Failed(name="Partial", message=f"{counted(bad, 'copy', 'copies')} cannot be trusted")
         return Completed(message="every copy read back is right")
 
 
@@ -60,5 +61,5 @@ def read_back(site: Site, destination: str | None, sample_percent: float, recall
             cancel=CANCEL,
         )
     ]
-    create_table_artifact(rows, key="verify", description=f"{len(rows)} copies read back")
+    create_table_artifact(rows, key="verify", description=f"{counted(len(rows), 'copy', 'copies')} read back")
     return sum(1 for row in rows if row["error"])

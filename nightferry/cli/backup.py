@@ -182,7 +182,9 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
             session.server_is_gone = True
             cancel.check()
             _require_progress(before, _newest(here, night), away)
-            session.out.say("the Prefect server is gone: its UI does not know how this ended, our records do")
+            session.out.say(
+                "the Prefect server is gone: its UI does not show how this ended; nightferry's records do"
+            )
         else:
             cancel.check()
             CANCEL.check()
@@ -225,7 +227,7 @@ def _require_progress(before: RunRecord | None, after: RunRecord | None, away: E
     """
     if after is None or after == before or after.state == "staging":
         raise PrefectRequired(
-            f"the Prefect server went away: {away}",
+            f"the Prefect server is not reachable: {away}",
             hint="run it again: without PREFECT_API_URL the site's own server is used",
         ) from away
 
@@ -294,7 +296,7 @@ def _require_paths(
     if missing:
         raise ConfigError(
             f"not there: {', '.join(missing)}",
-            hint="mount it or correct the path; --store or --group runs the others meanwhile",
+            hint="mount it, or correct the path; --store or --group backs up the others",
             subject=missing[0].split(" ")[0],
         )
 
@@ -359,8 +361,8 @@ def _hints(result: NightResult) -> list[str]:
         case "CopyMissing":
             return [
                 *result.hints,
-                "repair it, then `nightferry backup --stage two` delivers what is owed; "
-                "`nightferry forget IMAGE --reason TEXT` gives up what cannot be delivered any more",
+                "fix it, then `nightferry backup --stage two` delivers what is owed; "
+                "`nightferry forget IMAGE --reason TEXT` gives up what can no longer be delivered",
             ]
         case "Partial":
             return ["`nightferry files IMAGE --outcome` names the files that did not come out whole"]

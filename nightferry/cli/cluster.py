@@ -174,7 +174,7 @@ def move(
             return
         if run is None and not ungated:
             raise GateClosed(
-                f"the gate of {name} stays shut: it has no run, nothing is proven staged",
+                f"the gate of {name} is held: there is no run, so nothing is proven staged",
                 hint="`nightferry backup` stages; see --ungated for maintenance",
                 subject=name,
             )

@@ -50,7 +50,7 @@ def remove(image: str, /, *, reason: str = "") -> None:
     with OpenSite(session.load_site()) as here:
         record = remove_hold(here, image, reason)
         spread(here)
-    session.out.result(record.model_dump(mode="json"), f"{image} is not held any more")
+    session.out.result(record.model_dump(mode="json"), f"{image} is no longer held")
 
 
 @app.command(name="list")

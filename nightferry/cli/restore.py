@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nightferry.restore.tree import Writing
     from nightferry.site.opened import OpenSite
 
-app = App(name="restore", help="Brings back files, a store, a storage group.")
+app = App(name="restore", help="Restores files, a store or a storage group.")
 
 CopyName = Annotated[str | None, Parameter(name=("--copy", "--from"))]
 Flag = Annotated[bool, Parameter(negative=())]
@@ -151,14 +151,14 @@ def store(
     """
     if (to is None) == (not in_place):
         raise ConfigError(
-            "a store is restored either --to DIR or --in-place", hint="say one of the two", subject=store
+            "a store is restored either --to DIR or --in-place", hint="use one of the two", subject=store
         )
     if to is not None:
         return _run(store, (), to, as_of, image, way)
     if not yes and not way.dry_run:
         raise ConfigError(
-            f"restoring {store} in place exchanges what is there",
-            hint="say --yes; the old content stays beside it as PATH.before-RUN",
+            f"restoring {store} in place replaces what is there",
+            hint="add --yes; the old content stays beside it as PATH.before-RUN",
             subject=store,
         )
     return _in_place(store, as_of, image, way)
@@ -304,7 +304,7 @@ def chosen_image(
     from nightferry.restore.restore import find_image
 
     if as_of is not None and image is not None:
-        raise ConfigError("--as-of and --image are two ways to say which image", hint="use one of them")
+        raise ConfigError("--as-of and --image both name an image", hint="use one of them")
     group, name = split_store(store)
     when = parse_moment(as_of, here) if as_of else None
     if when is not None:
@@ -339,7 +339,8 @@ def _show_plan(
 
     document = plan.as_json()
     others = [
-        f"{road['copy']} about {format_duration(road['predicted_s'])}" for road in document["roads"][1:]
+        f"{source['copy']} about {format_duration(source['predicted_s'])}"
+        for source in document["sources"][1:]
     ]
     lines = [
         f"image {document['image']} from {document['copy']}"
@@ -348,14 +349,14 @@ def _show_plan(
         + (f", about {format_duration(document['predicted_s'])}" if document["predicted_s"] else ""),
     ]
     if document["cartridges"]:
-        away = document["roads"][0]["offsite"]
+        away = document["sources"][0]["offsite"]
         lines.insert(
             1,
             f"cartridges {', '.join(document['cartridges'])}"
-            + (f"; {', '.join(away)} must be brought and imported first" if away else ""),
+            + (f"; {', '.join(away)} must be brought back and imported first" if away else ""),
         )
     if document["needs_recall"]:
-        lines.append(f"needs recall from an archive: {', '.join(document['needs_recall'])}; asked for last")
+        lines.append(f"needs recall from an archive: {', '.join(document['needs_recall'])}; used last")
     document |= {"dry_run": True, "as_of": as_of}
     if in_use is None:
         lines.append(f"to {document['to']}")
@@ -394,8 +395,8 @@ def _show(session: Session, store: str, done: Restored, as_of: datetime | None) 
 def _left_out(report: RestoreReport, most: int = 40) -> list[str]:
     from nightferry.model.text import safe
 
-    lines = [f"  is there already, left alone: {safe(path)}" for path in report.skipped]
-    lines += [f"  is there and not older, left alone: {safe(path)}" for path in report.kept]
+    lines = [f"  is already there, kept: {safe(path)}" for path in report.skipped]
+    lines += [f"  is there and not older, kept: {safe(path)}" for path in report.kept]
     lines += [f"  refused: {safe(path)}: {reason}" for path, reason in report.refused]
     lines += [f"  not kept: {safe(path)}: {what}" for path, what in report.losses]
     more = len(lines) - most

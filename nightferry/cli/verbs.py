@@ -24,7 +24,7 @@ VERBS = (
     Verb("images", "records:images", "List the images."),
     Verb("copies", "records:copies", "List an image's copies."),
     Verb("files", "records:files", "List the files in an image."),
-    Verb("restore", "restore:app", "Bring back files, a store, a storage group."),
+    Verb("restore", "restore:app", "Restore files, a store or a storage group."),
     Verb("verify", "verify:verify", "Read copies back and compare."),
     Verb("copy", "verify:copy", "Make copies again."),
     Verb("expire", "expire:expire", "Remove the copies that the retention does not keep."),

@@ -80,7 +80,7 @@ class MovePlan:
             MoveFailed: it is stale, or must not be made.
         """
         if fresh.source != self.source:
-            raise self.failed(f"is on {fresh.source}, not on {self.source} any more: the plan is stale")
+            raise self.failed(f"is on {fresh.source}, no longer on {self.source}: the plan is stale")
         if fresh.problems:
             raise self.failed(f"cannot move to {self.target}: {'; '.join(fresh.problems)}")
 

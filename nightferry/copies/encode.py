@@ -249,7 +249,7 @@ def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
     """
     if copy.destination not in {d.name for d in opened.site.destinations}:
         raise DestinationError(
-            f"the site file names no destination {copy.destination} any more, but {copy.image} has a copy there",
+            f"the site file no longer names destination {copy.destination}, but {copy.image} has a copy there",
             hint="put the destination back into the site file to read it",
             subject=copy.image,
         )

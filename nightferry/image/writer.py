@@ -188,7 +188,7 @@ class ImageWriter:
         start = self._sink.position
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise SourceError(f"{path!r} is not a regular file any more")
+            raise SourceError(f"{path!r} is no longer a regular file")
         try:
             reading = self._add_once(path, fd, described_by, attributes, tick)
             if reading.came != "whole":

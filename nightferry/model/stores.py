@@ -20,6 +20,7 @@ from nightferry.model.fields import (
     Size,
     TimeOfDay,
 )
+from nightferry.units import counted
 
 
 class Tolerate(Section):
@@ -41,7 +42,7 @@ class Tolerate(Section):
             ("unreadable", unreadable, self.unreadable),
         )
         return tuple(
-            f"{count} files {word}, {bound} tolerated"
+            f"{counted(count, 'file')} {word}, {bound} tolerated"
             for word, count, bound in counts
             if bound != "any" and count > bound
         )

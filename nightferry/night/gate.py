@@ -110,9 +110,7 @@ def _line(image: ImageRecord) -> SealedStore:
     counts = image.outcomes
     reason = image.suspect
     if image.state == "partial":
-        came_out = (
-            f"{counts.vanished} vanished, {counts.changed} changed, {counts.unreadable} unreadable files"
-        )
+        came_out = f"{counted(counts.vanished, 'file')} vanished, {counts.changed} changed, {counts.unreadable} unreadable"
         if counts.unlisted:
             came_out += f", {counted(counts.unlisted, 'directory', 'directories')} not listed"
         reason = "; ".join(filter(None, (came_out, reason)))
@@ -167,11 +165,11 @@ def _why_closed(opened: OpenSite, run: RunRecord, disk: BackDisk, seal: SealReco
         return "stage one is not sealed"
     on_disk = disk.read_seal(run.run)
     if on_disk is None or on_disk.digest != seal.digest or seal_digest(on_disk) != seal.digest:
-        return "the seal on the disk is not the catalog's seal"
+        return "the seal on the disk differs from the catalog's"
     token, known = disk.owner(), opened.catalog.owner(run.back_group)
     # A newer token on the disk is one whose writer did not live to record it.
     if token is None or (known is not None and not _follows(token, known)):
-        return "the owner token on the disk is not the catalog's: it is not the disk we know"
+        return "the owner token on the disk differs from the catalog's: this is another disk"
     return _unsealed(opened, run, seal)
 
 
@@ -221,15 +219,15 @@ def require_newest(opened: OpenSite, run: RunRecord) -> None:
     newer = newer_behind_gate(opened, run)
     if newer is not None:
         raise GateClosed(
-            f"the gate of {run.back_group} stays shut for run {run.run}: {_behind(newer)}",
-            hint=f"see `nightferry gate show {newer.run}`; retry or approve that one, it is on the same disk",
+            f"the gate of {run.back_group} is held for run {run.run}: {_behind(newer)}",
+            hint=f"see `nightferry gate show {newer.run}`; retry or approve run {newer.run}, which is on the same disk",
             subject=newer.run,
             operation="gate",
         )
 
 
 def _behind(newer: GateView) -> str:
-    return f"the newer run {newer.run} has not been let by, its gate is {newer.state}"
+    return f"the newer run {newer.run} has not passed its gate, which is {newer.state}"
 
 
 def require_open(opened: OpenSite, run: RunRecord) -> GateView:
@@ -247,7 +245,7 @@ def require_open(opened: OpenSite, run: RunRecord) -> GateView:
     set_state(opened, run, state="held")
     named = "; ".join(f"{m.name} is {m.state} ({m.reason})" for m in view.missing)
     raise GateClosed(
-        f"the gate of {run.back_group} stays shut for run {run.run}: {named or view.reason}",
+        f"the gate of {run.back_group} is held for run {run.run}: {named or view.reason}",
         subject=run.run,
         operation="gate",
     )
@@ -266,7 +264,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
         raise ConfigError("an approval needs a reason", hint="add --reason TEXT")
     require_disk(opened, run.back_group, f"an approval for {run.back_group}")
     require_newest(opened, run)
-    require_plausible_clock(opened, "nothing is approved")
+    require_plausible_clock(opened, "no approval without a reason")
     view = look(opened, run)
     if view.seal is None:
         raise ConfigError(
@@ -277,7 +275,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
     if wrong or not stores:
         raise ConfigError(
             f"nothing to approve for {', '.join(wrong) or 'no store'}; "
-            f"the seal misses: {', '.join(lacking) or 'nothing'}",
+            f"the seal lacks: {', '.join(lacking) or 'nothing'}",
             hint="name stores that the seal lacks with --store; `nightferry gate show` lists them",
             subject=run.run,
         )

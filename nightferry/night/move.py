@@ -114,8 +114,8 @@ def require_handed_over(opened: OpenSite, back_group: str) -> None:
         return
     if token is None or target_of(opened, back_group) != token.node:
         raise GateClosed(
-            f"the disk of {back_group} is still with {newest.node}: its gate has not let run {newest.run} by",
-            hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves first",
+            f"the disk of {back_group} is still with {newest.node}: run {newest.run} has not passed its gate",
+            hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves the disk first",
             subject=newest.run,
         )
 
@@ -184,7 +184,7 @@ def require_target(opened: OpenSite, back_group: str, node: str) -> None:
     names = {spec.name for spec in (*opened.site.passive_nodes, *opened.site.targets(back_group))}
     if opened.site.node(node).name not in names:
         raise ConfigError(
-            f"{node} is no target of {back_group}: the gate hands the disk to a passive node",
+            f"{node} is not a target of {back_group}: the gate hands the disk to a passive node",
             hint=f"there are: {', '.join(sorted(names))}; for maintenance see --ungated",
             subject=node,
         )
@@ -308,7 +308,7 @@ def _require_unused(opened: OpenSite, back_group: str, source: str, cancel: Canc
         if opened.clock.monotonic() > end:
             raise MoveFailed(
                 f"the disk of {back_group} is kept busy by {', '.join(users)}",
-                hint="end them, or let them leave the disk: it could not be unmounted; nothing was moved",
+                hint="stop them, or let them leave the disk, which cannot be unmounted; nothing was moved",
                 operation="move",
                 subject=back_group,
             )
@@ -333,8 +333,8 @@ def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bo
         )
     if token is not None and known is not None and known.epoch > token.epoch:
         raise MoveFailed(
-            f"the disk of {back_group} says epoch {token.epoch}, the catalog {known.epoch}: "
-            "not the disk we know",
+            f"the disk of {back_group} has epoch {token.epoch}, the catalog {known.epoch}: "
+            "this is another disk",
             hint="check what is mounted there; nothing was moved",
             subject=back_group,
         )

@@ -21,7 +21,7 @@ from nightferry.site.opened import OpenSite
 from nightferry.staging.images import back_group_of
 from nightferry.staging.kept import lost_images
 from nightferry.staging.owed import is_lost, owed, policy_of
-from nightferry.units import format_duration, format_size
+from nightferry.units import counted, format_duration, format_size
 
 Outcome = Literal["Completed", "Partial", "GateHeld", "CopyMissing"]
 
@@ -124,7 +124,7 @@ class NightResult:
         size = format_size(sum(i.size_bytes for i in self.images))
         whole = len(self.whole)
         due = sum(1 for _ in due_stores(self.run))
-        text = f"run {self.run.run}: {whole} of {due} stores whole, {size}"
+        text = f"run {self.run.run}: {whole} of {counted(due, 'store')} whole, {size}"
         match self.outcome:
             case "GateHeld":
                 named = ", ".join(f"{m.name} ({m.reason})" for m in self.gate.missing)
@@ -357,11 +357,11 @@ def _what_to_do(result: NightResult) -> str:
                     "restore what you need from older images, then `nightferry forget IMAGE --reason TEXT`."
                 )
             return "".join(f"{safe_markdown(hint)}; " for hint in result.hints) + (
-                "repair what is named above; `nightferry backup --stage two` then delivers what is owed. What cannot "
-                "be delivered any more is given up with `nightferry forget IMAGE --reason TEXT`."
+                "fix what is named above; then `nightferry backup --stage two` delivers what is owed. Give up what can "
+                "no longer be delivered with `nightferry forget IMAGE --reason TEXT`."
             )
         case "Partial":
-            return "look at the partial stores with `nightferry files IMAGE`, and rerun them."
+            return "check the partial stores with `nightferry files IMAGE`, then rerun them."
         case "Completed":
             return "nothing; `nightferry status` says what can be restored."
 

@@ -127,9 +127,7 @@ def run_lock(
         if policy == "drain":
             opened.catalog.request_drain(back_group, by=f"window {window}")
             progress.say(f"asked run {holder.run} of {back_group} to drain", subject=back_group)
-        progress.say(
-            f"waiting for run {holder.run} of {back_group} to give the disk back", subject=back_group
-        )
+        progress.say(f"waiting for run {holder.run} of {back_group} to release the disk", subject=back_group)
         _wait_for(acquire, lock, opened, cancel)
     held[back_group] = lock
     try:
@@ -197,15 +195,15 @@ def _since(opened: OpenSite, back_group: str, key: str) -> datetime | None:
     try:
         holder = opened.catalog.run_lock(back_group).holder()
     except CatalogError as error:
-        log.warning("cannot see whether the night of %s goes on: %s", back_group, error.message)
+        log.warning("cannot find out whether the night of %s still runs: %s", back_group, error.message)
         return None
     return holder.since if holder is not None and holder.key == key else None
 
 
 def _night_ended(back_group: str) -> BusyError:
     return BusyError(
-        f"the night of {back_group} that this was a part of has ended",
-        hint="rerun the night: it goes on where it stopped",
+        f"the night of {back_group} that this part belongs to has ended",
+        hint="rerun the night: it continues where it stopped",
         subject=back_group,
     )
 
@@ -265,7 +263,7 @@ def begin_run(
     require_plausible_clock(opened, "no night begins")
     for image in settle_accepted(opened):
         opened.warn(
-            f"{image} is given up: the catalog was rebuilt and accepted without it, and its disk has it no more"
+            f"{image} is given up: the catalog was rebuilt and accepted without it, and its disk no longer has it"
         )
     clear_killed(opened, back_group)
     forget_expired(opened)

@@ -93,7 +93,7 @@ def _stage(
     known = opened.catalog.latest(ImageRecord, image)
     again = known is not None and may_come_whole(opened, known)
     if known is not None and not again and is_kept(opened, known):
-        progress.say(f"{group}/{store} is staged already", subject=f"{group}/{store}")
+        progress.say(f"{group}/{store} is already staged", subject=f"{group}/{store}")
         return known
     target = StagedFiles(Path(opened.site.back_group(run.back_group).path), image)
     target.make_folder(0o700 if opened.site.staging.restricted else 0o750)
@@ -113,8 +113,8 @@ def _defined(opened: OpenSite, group: str, store: str) -> StoreRef:
         return opened.site.store(f"{group}/{store}")
     except ConfigError as error:
         raise ConfigError(
-            f"store {group}/{store} is in the fixed selection and not in the site file any more",
-            hint=f"put it back, or take it out with `nightferry selection fix {group}` and begin anew with --new",
+            f"store {group}/{store} is in the fixed selection but no longer in the site file",
+            hint=f"put it back into the site file; or run `nightferry selection fix {group}`, then use --new",
             subject=f"{group}/{store}",
             operation="stage",
         ) from error
@@ -308,7 +308,7 @@ def _reserve(
         room = free_room(opened, run.back_group)
         if size_bytes > room:
             freed = free_staging(opened, run.back_group, needed_bytes=size_bytes - room)
-            log.info("freed %d images to make room for %s", len(freed), subject)
+            log.info("freed %d images to make space for %s", len(freed), subject)
             room = free_room(opened, run.back_group)
         if size_bytes > room:
             disk = opened.site.back_group(run.back_group).path

@@ -39,12 +39,12 @@ class Choice:
     doubtful: bool = False
     """The copy is suspect: it is read only when no other is left, and every byte of it is checked."""
     offsite: tuple[str, ...] = ()
-    """Its cartridges that somebody has to bring first."""
+    """Its cartridges that are offsite and must be brought back first."""
     needs_recall: bool = False
     """The copy lies in an archive: it is asked for when no other can be read."""
 
     def as_json(self) -> dict[str, object]:
-        """The road as ``--dry-run`` shows it."""
+        """The source as ``--dry-run`` shows it."""
         cartridges = [stop.barcode for stop in stops(self.copy)] if self.copy else []
         return {
             "copy": self.source,

@@ -89,7 +89,7 @@ def extract(
     already = len(tree.report().skipped)
     if already:
         entries = counted(already, "entry is", "entries are")
-        progress.say(f"{entries} there already and left alone", subject)
+        progress.say(f"{entries} already there and kept", subject)
     result = "failed"
     try:
         read = 0
@@ -172,7 +172,7 @@ def _is_possible(row: IndexRow, tree: TargetTree, look_first: bool) -> bool:
     if row.deleted:
         return False
     if row.type == "socket":
-        tree.lose(row.path, "a socket: the program that listens on it makes it anew")
+        tree.lose(row.path, "a socket: the program that listens on it makes it again")
         return False
     if not row.stored:
         tree.refuse(row.path, f"the image does not hold it: {row.outcome}")

@@ -164,7 +164,7 @@ def _cannot_exchange(store: Path, new_path: Path, error: OSError) -> ConfigError
     }
     reason = reasons.get(error.errno or 0, os.strerror(error.errno or 0).lower())
     return ConfigError(
-        f"cannot put {new_path} in the place of {store}: {reason}",
+        f"cannot exchange {store} for {new_path}: {reason}",
         hint=f"nothing changed; the restored store is whole at {new_path}: rename it by hand",
         operation="restore",
         subject=str(store),

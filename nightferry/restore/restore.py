@@ -83,7 +83,7 @@ class RestorePlan:
             "image": self.image.image,
             "copy": first.source if first else None,
             "fallbacks": [p.source for p in self.places[1:]],
-            "roads": [place.as_json() for place in self.places],
+            "sources": [place.as_json() for place in self.places],
             "needs_recall": [p.source for p in self.places if p.needs_recall],
             "cartridges": [p["barcode"] for p in parts],
             "location": describe_location(first.copy) if first and first.copy else str(self.image.path),
@@ -171,7 +171,7 @@ def look_for_recalls(opened: OpenSite, plan: RestorePlan) -> RestorePlan:
             if place.copy is not None and archived(opened, place.copy) is not None:
                 away.append(place.source)
         except NightferryError as error:
-            log.info("%s cannot be asked for %s: %s", place.source, plan.image.image, error)
+            log.info("%s cannot be queried for %s: %s", place.source, plan.image.image, error)
     return replace(plan, places=tuple(recalled_last(plan.places, away)))
 
 
@@ -330,7 +330,7 @@ def _remember_damage(opened: OpenSite, copy: CopyRecord, error: NightferryError)
 def _road(plan: RestorePlan, place: Choice) -> str:
     """Which way was chosen, and what the others would have taken."""
     others = [f"{p.source} {format_duration(p.expected_s)}" for p in plan.places if p is not place]
-    away = f", {', '.join(place.offsite)} must be brought first" if place.offsite else ""
+    away = f", {', '.join(place.offsite)} must be brought back first" if place.offsite else ""
     return f"from {place.source}, about {format_duration(place.expected_s)}{away}" + (
         f" (else {', '.join(others)})" if others else ""
     )

@@ -109,13 +109,13 @@ def _in_place(
         )
     if use.unseen:
         unseen = counted(use.unseen, "process", "processes")
-        progress.say(f"{unseen} could not be looked into: make sure that none of them uses {path}")
+        progress.say(f"{unseen} could not be examined: make sure that none of them uses {path}")
     plan = plan_in_place(opened, plan_for, copy=copy)
     new = plan.target
     if new.exists():
         raise ConfigError(
             f"{new} is left over from an interrupted restore",
-            hint="look at it, remove it, then restore again",
+            hint="check it, remove it, then restore again",
             subject=name,
         )
     try:
@@ -130,7 +130,7 @@ def _in_place(
     if not done.is_complete:
         raise PartialResult(
             f"store {name} was not exchanged: something could not be restored",
-            hint=f"what was restored is at {new}; look at its report with --to",
+            hint=f"what was restored is at {new}; see its report with --to",
             subject=name,
         )
     single = new / path.name

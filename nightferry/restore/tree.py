@@ -369,7 +369,7 @@ class TargetTree:
                 raise Refused(reason.lower()) from error
             raise ConfigError(
                 f"cannot write below {self._walk.root}: {reason.lower()}",
-                hint="make room or mend the target, or restore elsewhere with --to; no file is half-written",
+                hint="free space or fix the target, or restore elsewhere with --to; no file is half-written",
                 operation="restore",
                 subject=os.fsdecode(path),
             ) from error
@@ -422,7 +422,7 @@ class TargetTree:
         try:
             status = os.fstat(fd)
             if stat.S_IFMT(status.st_mode) != node_type or status.st_nlink != 1:
-                raise Refused("something else was put in its place while it was made")
+                raise Refused("it was replaced while it was made")
             # What O_PATH opened is named through /proc: the calls then act on it and follow no link.
             losses = apply(f"/proc/self/fd/{fd}", metadata, self._owners, privileged=self.privileged)
             self._commit(parent, temporary, name, fd)
@@ -453,7 +453,7 @@ class TargetTree:
         same = status is not None and (status.st_dev, status.st_ino) == identity
         # Without the ctime, which every new name changes.
         if status is None or not same or (known is not None and version(status)[:3] != version(known)[:3]):
-            raise Refused("something else was put in its place during the restore")
+            raise Refused("it was replaced during the restore")
 
     def _early_flags(self, fd: int, path: bytes, metadata: Metadata, status: os.stat_result) -> list[str]:
         """Sets the inode flags that hinder nothing, and remembers the others for the end; returns losses."""

@@ -82,7 +82,7 @@ class DirectoryWalk:
 
         Raises:
             FileNotFoundError: it is missing and not to be made.
-            Refused: something that is no directory is in the way.
+            Refused: something that is not a directory is in the way.
             OSError: the file system refuses.
         """
         root = self._open_root(create=create)
@@ -194,7 +194,7 @@ def status_of(directory: int, name: bytes) -> os.stat_result | None:
 
 def in_the_way(status: os.stat_result, name: bytes) -> str:
     """Why a directory cannot be at ``name``."""
-    what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "something that is no directory"
+    what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "something that is not a directory"
     return f"{what} is in the way at {name.decode('utf-8', 'backslashreplace')}"
 
 

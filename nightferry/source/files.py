@@ -328,7 +328,7 @@ def add_path(
     fd = _open(name, _FILE, parent)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.ELOOP, "not a regular file any more")
+            raise OSError(errno.ELOOP, "no longer a regular file")
         image.add_file(path, fd, tick=pulse)
     finally:
         os.close(fd)
@@ -343,7 +343,7 @@ def _add_special(image: ImageWriter, parent: int, name: bytes, path: bytes, entr
             target = os.readlink(name, dir_fd=parent)
         except OSError as error:
             if error.errno == errno.EINVAL:
-                raise OSError(errno.ELOOP, "not a symbolic link any more") from error
+                raise OSError(errno.ELOOP, "no longer a symbolic link") from error
             raise
     else:
         attributes = read_attributes(b"/proc/self/fd/%d/%s" % (parent, name))

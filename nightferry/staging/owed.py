@@ -38,7 +38,7 @@ class Owed:
     orphan: str = ""
     """Why no night delivers it as the site file is; empty when one does."""
     unnamed: str = ""
-    """Which name of the image's the site file does not have any more, although the next night delivers the copy."""
+    """Which name of the image's the site file no longer has, although the next night delivers the copy."""
 
 
 def owed(opened: OpenSite, back_group: str | None = None) -> list[Owed]:

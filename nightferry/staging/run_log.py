@@ -7,6 +7,7 @@ from nightferry.model.records import ImageRecord
 from nightferry.model.text import safe
 from nightferry.site.opened import OpenSite
 from nightferry.transfer.spool import Content
+from nightferry.units import counted
 
 
 def log_image(opened: OpenSite, image: ImageRecord, index: Content) -> None:
@@ -21,8 +22,9 @@ def log_image(opened: OpenSite, image: ImageRecord, index: Content) -> None:
     zone = opened.site.tz
     counts = image.outcomes
     lines = [
-        f"{image.ended.astimezone(zone):%Y-%m-%d %H:%M:%S} {image.image} {image.state}: {image.files} files, "
-        f"{image.size_bytes} bytes, {counts.vanished} vanished, {counts.changed} changed, "
+        f"{image.ended.astimezone(zone):%Y-%m-%d %H:%M:%S} {image.image} {image.state}: "
+        f"{counted(image.files, 'file')}, "
+        f"{counted(image.size_bytes, 'byte')}, {counts.vanished} vanished, {counts.changed} changed, "
         f"{counts.unreadable} unreadable"
         + (f", {counts.unlisted} of them not listed" if counts.unlisted else "")
     ]

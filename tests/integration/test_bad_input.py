@@ -91,7 +91,7 @@ def test_the_whole_store_comes_back_as_it_was(
     ran = nightferry(troubled, "restore", "store", "SG1/priv1", "--to", tmp_path / "r", "--json")
     assert ran.code == 0
     assert ran.document["losses"] == [
-        {"path": "sock", "what": "a socket: the program that listens on it makes it anew"}
+        {"path": "sock", "what": "a socket: the program that listens on it makes it again"}
     ]
     for left_out in ("sock", "scrap.tmp"):
         (troubled.priv1 / left_out).unlink(missing_ok=True)
@@ -249,7 +249,7 @@ class TestWhileItIsRead:
         gate = nightferry(site, "gate", "show", "--json")
         assert gate.code == 50
         assert gate.document["gates"][0]["missing"] == [
-            {"store": "SG1/priv1", "state": "partial", "reason": "0 vanished, 1 changed, 0 unreadable files"}
+            {"store": "SG1/priv1", "state": "partial", "reason": "0 files vanished, 1 changed, 0 unreadable"}
         ]
         assert nightferry(site, "cluster", "move", "TEX-BACK-1", "--json").error["exit_code"] == 50
         # A partial image is never taken silently; named, its file is whole up to the size it was begun with.

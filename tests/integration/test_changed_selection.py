@@ -35,6 +35,6 @@ def test_a_store_gone_from_the_site_file_is_never_dropped_in_silence(
     assert held.code == 50
     (missing,) = held.document["gates"][0]["missing"]
     assert missing["store"] == "SG1/ledger"
-    assert "not in the site file any more" in missing["reason"]
+    assert "no longer in the site file" in missing["reason"]
     assert nightferry(site, "selection", "fix", "SG1").code == 0
     assert site.night(new=True).state == "ended"

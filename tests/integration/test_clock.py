@@ -189,7 +189,7 @@ def test_a_held_run_is_not_gone_on_with_by_a_clock_that_is_behind_its_stamps(sit
             assert "--clock-is-right" in refused.value.hint
         with pytest.raises(ClockAhead):
             begin_run(opened, BACK_GROUP, run=held.run)
-        with pytest.raises(ClockAhead, match="nothing is approved"):
+        with pytest.raises(ClockAhead, match="no approval without a reason"):
             gate.approve(opened, held, ["SG1/b"], "a test")
         assert opened.catalog.approvals(held.run) == []
         record = night.night(opened, BACK_GROUP, clock_is_right="checked by phone")

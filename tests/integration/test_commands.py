@@ -283,7 +283,7 @@ class TestTheGate:
         again = nightferry(
             site, "gate", "approve", run, "--store", "SG1/priv1", "--reason", "x", "--record-only", "--json"
         )
-        assert "the seal misses: SG1/ledger" in again.error["message"]
+        assert "the seal lacks: SG1/ledger" in again.error["message"]
         empty = ("--store", "SG1/ledger", "--reason", "  ", "--record-only")
         assert nightferry(site, "gate", "approve", run, *empty).code == 2
         approved = nightferry(

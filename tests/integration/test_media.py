@@ -174,7 +174,7 @@ def test_a_cartridge_goes_to_the_vault_and_comes_back_with_its_state(
         "--dry-run",
         "--json",
     ).document
-    assert plan["roads"][0]["offsite"] == [FIRST]
+    assert plan["sources"][0]["offsite"] == [FIRST]
     assert plan["predicted_s"] > 3600
     night.night(new=True)
     assert listed(nightferry, night)["A00002L9"]["state"] == "appendable"

@@ -142,7 +142,7 @@ def test_targets_that_cannot_take_it_are_refused_and_nothing_changes(
         assert (answer.returncode, said in answer.stderr) == (code, True), answer.stderr
 
     refused("TEX-PASS-9", "no node is called", code=2)
-    refused(ACTIVE, "is no target of TEX-BACK-1", code=2)
+    refused(ACTIVE, "is not a target of TEX-BACK-1", code=2)
     cluster.done(ACTIVE, "crm_attribute", "--node", ALTERNATE, "--name", "standby", "--update", "on")
     cluster.until(lambda seen: ALTERNATE not in seen.usable, "standby")
     refused(ALTERNATE, "no passive node can take TEX-BACK-1")

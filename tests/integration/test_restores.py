@@ -84,7 +84,7 @@ class TestWhichImage:
             ),
             (["--as-of", "last week"], "not a time: 'last week'"),
             (["--image", "20200101-TEX-BACK-1.SG1.priv1.L0"], "no image"),
-            (["--as-of", "2030-01-01", "--image", "x"], "two ways to say which image"),
+            (["--as-of", "2030-01-01", "--image", "x"], "both name an image"),
         ],
     )
     def test_what_there_is_not_is_told(
@@ -241,7 +241,7 @@ class TestWhatIsThereAlready:
         )
         assert ran.code == 0
         assert content(tmp_path) == {"note.md": b"# note\n", "in/letter.txt": b"mine"}
-        assert "is there and not older, left alone: in/letter.txt" in ran.out
+        assert "is there and not older, kept: in/letter.txt" in ran.out
 
     def test_always_replaces_and_an_inode_is_never_written_to(
         self, kept_night: CommandSite, nightferry: Command, tmp_path: Path

@@ -357,7 +357,7 @@ class Bucket:
                 if status_of(error) in (404, 412, 416):
                     self.require()
                     raise MediumDamaged(
-                        f"{self.name}: {key} is not the object any more that was stored", subject=self.name
+                        f"{self.name}: {key}is no longer the object that was stored", subject=self.name
                     ) from error
                 raise self._failed(error, f"get {key}") from None
 

@@ -25,10 +25,10 @@ def test_what_went_well_is_handed_on():
 
 
 def test_an_error_of_ours_is_raised_as_the_same_error_again():
-    message = "Flow run encountered an exception: GateClosed: the gate stays shut: SG1/a is missing"
+    message = "Flow run encountered an exception: GateClosed: the gate is held: SG1/a is missing"
     state = told("move-group", "TEX-ACTV-1", Failed(message=message))
-    assert state.message == "the gate stays shut: SG1/a is missing"
-    with pytest.raises(GateClosed, match=r"^the gate stays shut: SG1/a is missing$"):
+    assert state.message == "the gate is held: SG1/a is missing"
+    with pytest.raises(GateClosed, match=r"^the gate is held: SG1/a is missing$"):
         state.result()
 
 

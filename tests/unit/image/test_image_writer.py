@@ -221,7 +221,7 @@ def test_what_tick_raises_stops_the_writing(tmp_path: Path, big: Path) -> None:
 
 def test_a_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
     def fill(writer: ImageWriter) -> None:
-        with pytest.raises(SourceError, match="not a regular file"):
+        with pytest.raises(SourceError, match="no longer a regular file"):
             add(writer, tmp_path, b"d")
 
     write_image(tmp_path / "i.tar", fill)

@@ -665,7 +665,7 @@ def test_a_store_may_tolerate_more_than_its_group():
     assert own.tolerate.exceeded(vanished=9, changed=2, unreadable=0) == ()
     assert own.tolerate.exceeded(vanished=0, changed=3, unreadable=1) == (
         "3 files changed, 2 tolerated",
-        "1 files unreadable, 0 tolerated",
+        "1 file unreadable, 0 tolerated",
     )
 
 

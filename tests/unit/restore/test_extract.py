@@ -310,7 +310,7 @@ def test_collisions_are_listed_before_anything_is_written(tmp_path: Path) -> Non
 
     with TargetTree(target) as tree:
         report = extract(image.reader(), image.index, tree, progress=Listening())
-    assert said == [("1 entry is there already and left alone", ["b"])]
+    assert said == [("1 entry is already there and kept", ["b"])]
     assert (report.skipped, report.files, report.complete) == ((b"b",), 2, False)
     assert (target / "b").read_text() == "theirs"
 
@@ -428,7 +428,7 @@ def test_what_the_image_does_not_hold_is_said(tmp_path: Path) -> None:
         b"closed": "the image does not hold it: unreadable",
         b"odd": "a hard link to something that the image does not hold",
     }
-    assert report.losses == ((b"socket", "a socket: the program that listens on it makes it anew"),)
+    assert report.losses == ((b"socket", "a socket: the program that listens on it makes it again"),)
     assert os.listdir(tmp_path / "target") == ["f"]
 
 

@@ -178,7 +178,7 @@ class TestLinks:
 
             report = restored(tmp_path / "i.tar", disk / "x", progress=Meddling())
             assert numbers[0] == numbers[1]
-            assert dict(report.refused) == {b"b": "something else was put in its place during the restore"}
+            assert dict(report.refused) == {b"b": "it was replaced during the restore"}
 
 
 class TestDepth:

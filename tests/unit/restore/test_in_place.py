@@ -70,7 +70,7 @@ def test_what_cannot_be_exchanged_stays_as_it_was(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(in_place, "rename_exchange", refuse)
-    with pytest.raises(ConfigError, match="cannot put"):
+    with pytest.raises(ConfigError, match="cannot exchange"):
         in_place_exchange(store, new, "R1")
     assert ((store / "f").read_text(), (new / "f").read_text()) == ("old", "new")
 

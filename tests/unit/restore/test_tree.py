@@ -241,8 +241,8 @@ def test_directories_are_never_replaced_nor_replace_anything(tmp_path: Path) -> 
         assert not write(tree, b"f/x")
         assert dict(tree.report().refused) == {
             b"d": "a directory is in its place",
-            b"f": "something that is no directory is in the way at f",
-            b"f/x": "something that is no directory is in the way at f",
+            b"f": "something that is not a directory is in the way at f",
+            b"f/x": "something that is not a directory is in the way at f",
         }
     assert names(tmp_path / "d") == ["inner"]
 

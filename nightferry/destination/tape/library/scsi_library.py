@@ -19,6 +19,7 @@ from nightferry.destination.tape.library.scsi_changer import ScsiChanger
 from nightferry.errors import ConfigError
 from nightferry.model.findings import Finding
 from nightferry.scsi.cdb import ElementStatus
+from nightferry.units import counted
 
 _GENERATIONS: Mapping[str, int] = {
     "L1": 100 * 10**9,
@@ -157,8 +158,8 @@ class ScsiLibrary:
             Finding(
                 "NF-TAPE-010",
                 "note",
-                f"{self._name} answers: {drives}; {len(full)} cartridges, "
-                f"{sum(e.address.kind == 'slot' for e in elements)} slots",
+                f"{self._name} answers: {drives}; {counted(len(full), 'cartridge')}, "
+                f"{counted(sum(e.address.kind == 'slot' for e in elements), 'slot')}",
             )
         ]
         unreadable = [str(e.address) for e in full if e.barcode == UNREADABLE]
