@@ -40,11 +40,11 @@ def expire(
             for settings in here.site.destinations:
                 close_destination(here, settings.name)
         verb = "would expire" if dry_run else "expired"
-        said = f"{counted(len(done.gone), 'copy', 'copies')} {verb}, {format_size(done.freed_bytes)} free"
+        said = f"{counted(len(done.gone), 'copy', 'copies')} {verb}, {format_size(done.freed_bytes)} freed"
         if done.undelivered:
-            said += f"; no copy of the catalog came to {', '.join(done.undelivered)}"
+            said += f"; no copy of the catalog delivered to {', '.join(done.undelivered)}"
         if done.refused is not None:
-            return Failed(name="Refused", message=f"{said}; not without a reason: {done.refused.message}")
+            return Failed(name="Refused", message=f"{said}; needs a reason: {done.refused.message}")
         if done.exit_code:
             failed = sum(row.fate == "failed" for row in done.copies)
             away = "; ".join(f"{name}: {error.message}" for name, error in done.errors.items())

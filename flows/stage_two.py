@@ -99,7 +99,9 @@ def _deliver(
         # night must be known there.
         delivered = deliver_catalog(site, name, return_state=True)
         if not delivered.is_completed():
-            PrefectProgress().say(f"no copy of the catalog came to {name}: {delivered.message}", subject=name)
+            PrefectProgress().say(
+                f"no copy of the catalog delivered to {name}: {delivered.message}", subject=name
+            )
         close_destination(here, name)
     require_success(freed)
     return states

@@ -92,7 +92,7 @@ def _shown(code: int, session: Session, streams: Streams) -> int:
     only_shows = session.dry_run or session.verb not in ACTS
     if isinstance(lost, BrokenPipeError):
         return 128 + signal.SIGPIPE if only_shows and code == 0 else code
-    streams.stderr.write(f"nightferry: the result could not be written to stdout: {lost.strerror}\n")
+    streams.stderr.write(f"nightferry: cannot write the result to stdout: {lost.strerror}\n")
     return 1 if only_shows and code == 0 else code
 
 
@@ -149,9 +149,9 @@ def overview() -> str:
     lines += [
         "",
         "Everywhere:",
-        "  --site PATH  The site file; else NIGHTFERRY_SITE, ./nightferry.toml, /etc/nightferry/nightferry.toml.",
+        "  --site PATH  The site file; otherwise NIGHTFERRY_SITE, ./nightferry.toml, /etc/nightferry/nightferry.toml.",
         "  --json       Results as JSON (docs/cli-json.md).",
-        "  --help       What a verb does and takes: nightferry VERB --help.",
+        "  --help       What a verb does and its options: nightferry VERB --help.",
         "  --version    The version.",
     ]
     return "\n".join(lines)

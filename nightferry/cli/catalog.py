@@ -12,7 +12,7 @@ from nightferry.cli.session import current
 if TYPE_CHECKING:
     from nightferry.copies.rebuild import Rebuilt
 
-app = App(name="catalog", help="Makes the catalog anew.")
+app = App(name="catalog", help="Rebuilds the catalog.")
 
 PARTIAL = 3
 
@@ -50,23 +50,23 @@ def rebuild(*, copy: str, to: str) -> int:
         if images:
             words.append(f"{counted(len(images), 'copy', 'copies')} {what}: {_shown(images)}")
     if done.cartridges:
-        words.append(f"{counted(len(done.cartridges), 'cartridge')} made known: {_shown(done.cartridges)}")
+        words.append(f"{counted(len(done.cartridges), 'cartridge')} added: {_shown(done.cartridges)}")
     for paths, what in (
-        (done.recovered, "without its record, which was made again"),
+        (done.recovered, "without its record, which was recreated"),
         (done.left_out, "left out"),
-        (done.foreign, "not ours, and left alone"),
+        (done.foreign, "not ours, and not touched"),
     ):
         words += [f"{what}: {path}" for path in paths]
     if done.foreign_count > len(done.foreign):
-        words.append(f"not ours, and left alone: {done.foreign_count - len(done.foreign)} more")
-    words += [f"its copies stay as recorded: {why}" for why in done.unseen]
-    words += [f"owes copies, and was found nowhere: {image}" for image in done.missing]
+        words.append(f"not ours, and not touched: {done.foreign_count - len(done.foreign)} more")
+    words += [f"its copies were not checked: {why}" for why in done.unseen]
+    words += [f"owes copies, but was not found: {image}" for image in done.missing]
     words += done.notes
     if done.missing:
         words.append(
-            "`nightferry catalog accept` gives up what owes copies and is nowhere; what staging still has stays"
+            "`nightferry catalog accept` gives up the images that were not found; those still on staging are kept"
         )
-    words.append("nothing expires by it before `nightferry catalog accept`")
+    words.append("nothing expires before `nightferry catalog accept`")
     if loaded.site.site.catalog.rstrip("/") != to.rstrip("/"):
         words.append(f'put catalog = "{to}" into the site file to use it')
     session.out.result(asdict(done), *words)
@@ -104,20 +104,18 @@ def accept(
     session = current()
     if not (yes or reason.strip() or dry_run):
         raise ConfigError(
-            "accepting needs a word",
-            hint="look at --dry-run, then say --yes, or why with --reason",
+            "accepting needs a confirmation",
+            hint="check --dry-run, then add --yes, or --reason TEXT",
             subject="--yes",
         )
     with OpenSite(session.load_site(), renaming=bool(renamed_from)) as here:
         done = ops.accept(here, reason=reason, renamed_from=renamed_from, dry_run=dry_run)
         name = here.site.site.name
-    words = [
-        f"left out, and as good as gone: {path}" for path in (done.rebuild.left_out if done.rebuild else ())
-    ]
+    words = [f"left out, so unusable: {path}" for path in (done.rebuild.left_out if done.rebuild else ())]
     verb = "would be" if dry_run else "is"
     words += [f"lost, and {verb} given up: {image}" for image in done.given_up]
     words += [
-        f"{verb} given up unless the disk that it was staged on, which cannot be seen from here, still has it: {image}"
+        f"{verb} given up unless the disk that it was staged on, which this node cannot see, still has it: {image}"
         for image in done.undecided
     ]
     if done.rebuild is not None:

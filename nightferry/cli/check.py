@@ -45,7 +45,7 @@ def check(*, everywhere: Annotated[bool, Parameter(negative=())] = False) -> int
     shown = [table(["id", "", "finding", "what to do"], rows)] if rows else []
     document = {"findings": findings, **counts, "exit_code": code}
     session.out.result(
-        document, *shown, "nothing that can be seen now will fail tonight" if not code else said
+        document, *shown, "no problem found that would make tonight fail" if not code else said
     )
     return code
 

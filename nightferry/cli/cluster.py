@@ -65,7 +65,7 @@ def view() -> int:
     session.out.result(
         document,
         f"{seen.kind}: {_quorum(seen)}, fencing {fencing}",
-        *(f"left over: {text}" for text in seen.leftovers),
+        *(f"left by a move: {text}" for text in seen.constraints),
         table(
             ["node", "role", "usable", "note"],
             [[n.name, n.role, "yes" if n.usable else "no", n.note or None] for n in seen.nodes],
@@ -168,7 +168,7 @@ def move(
             session.out.result(
                 {"plan": plan, "gate": state, "layout": layout.pattern, "placement": placed},
                 f"{name}: {'; '.join((way, *plan.problems))}",
-                f"the gate is {state}" + ("; the move is not through it" if ungated else ""),
+                f"the gate is {state}" + ("; the move does not pass it" if ungated else ""),
                 f"layout {layout.pattern}; passive nodes take: {_taken(layout, placed)}",
             )
             return
@@ -197,7 +197,7 @@ def _where(group: GroupView) -> str:
 def _quorum(seen: ClusterView) -> str:
     if not seen.quorate:
         return "NO QUORUM"
-    return "quorum" if seen.kind == "pacemaker" else "quorum not asked for"
+    return "quorum" if seen.kind == "pacemaker" else "quorum not checked"
 
 
 def _token(disk: Mapping[str, Any]) -> str:

@@ -104,7 +104,7 @@ def shown(done: Expiry) -> list[RenderableType]:
             ]
             for row in done.leftovers
         ]
-        columns: list[Column | str] = ["leftover", "at", "what", "untouched since", "error"]
+        columns: list[Column | str] = ["orphan", "at", "what", "untouched since", "error"]
         parts.append(table([*columns, Column("frees", right=True)], rows))
     if done.foreign:
         rows = [[row.leftover.path, row.destination, row.why] for row in done.foreign[:MOST_FOREIGN]]
@@ -113,19 +113,20 @@ def shown(done: Expiry) -> list[RenderableType]:
             parts.append(f"and {len(done.foreign) - MOST_FOREIGN} more; --json lists them all")
     if done.orphaned:
         parts += [
-            "copies that are owed and that no night delivers:",
+            "copies that are owed and that no night will deliver:",
             *(f"  {line}" for line in done.orphaned),
         ]
         parts.append(f"  hint: {FORGET_HINT}")
     parts += [f"{name}: {error.message}\n  hint: {error.hint}" for name, error in done.errors.items()]
     parts += [
-        f"no copy of the catalog came to {name}, so that a rebuild from there lists what has gone: {error.message}\n"
-        "  hint: nothing to do once it is back: the next night brings one"
+        f"no copy of the catalog was delivered to {name}, so a rebuild from there lists what was removed: "
+        f"{error.message}\n"
+        "  hint: nothing to do: the next night delivers one once the destination is back"
         for name, error in done.undelivered.items()
     ]
     gone, all_of_them = len(done.gone), counted(len(done.copies), "copy", "copies")
     verb = "would expire" if done.dry_run else "expired"
-    parts.append(f"{gone} of {all_of_them} {verb}; {format_size(done.freed_bytes)} free")
+    parts.append(f"{gone} of {all_of_them} {verb}; {format_size(done.freed_bytes)} freed")
     if done.refused is not None:
-        parts.append(f"not without your word: {done.refused.message}\n  hint: {done.refused.hint}")
+        parts.append(f"needs your confirmation: {done.refused.message}\n  hint: {done.refused.hint}")
     return parts

@@ -46,7 +46,7 @@ class ClusterView:
     groups: tuple[GroupView, ...]
     fencing: bool | None = None
     """Whether a lost node is fenced off before another takes its disks; None where the driver cannot know."""
-    leftovers: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
     """What moves left in the cluster and still pins a group, one sentence each."""
 
     def node(self, name: str) -> NodeView | None:

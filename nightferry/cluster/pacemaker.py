@@ -111,17 +111,17 @@ class PacemakerCluster:
 
     def view(self) -> ClusterView:
         status = self._tools.status()
-        leftovers = []
+        constraints = []
         for pin in read_cib(self._tools.cib()).pins:
             ours = " (ours)" if self._is_ours(pin) else ""
-            leftovers.append(f"{pin}{ours}")
+            constraints.append(f"{pin}{ours}")
         return ClusterView(
             "pacemaker",
             status.quorate,
             tuple(self._node_view(spec, status) for spec in self._nodes),
             tuple(self._group_view(name, status) for name in self._groups),
             fencing=status.fencing,
-            leftovers=tuple(leftovers),
+            constraints=tuple(constraints),
         )
 
     def where(self, group: str) -> str:

@@ -39,7 +39,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
     undelivered = loaded.site.undelivered()
     if undelivered:
         return [
-            Finding("NF-SITE-001", "fail", f"not in this release: {what}", "take it out of the site file")
+            Finding("NF-SITE-001", "fail", f"not in this release: {what}", "remove it from the site file")
             for what in undelivered
         ]
     try:
@@ -112,8 +112,8 @@ def _elsewhere(opened: OpenSite) -> Iterator[Finding]:
             yield Finding(
                 "NF-NODE-007",
                 "note",
-                f"{back_group.name}: {' and '.join(unseen)} are not on {opened.here}, and were not looked at",
-                "`nightferry check --everywhere` looks on every node",
+                f"{back_group.name}: {' and '.join(unseen)} are not on {opened.here}, and were not checked",
+                "`nightferry check --everywhere` checks every node",
             )
 
 
@@ -167,7 +167,7 @@ def _selections(opened: OpenSite) -> Iterator[Finding]:
         if fixed is None:
             continue
         changed = diff(fixed.stores, tuple(s.name for s in group.stores))
-        cure = f"`nightferry selection fix {group.name}` takes the site file's list; until then the fixed one runs"
+        cure = f"`nightferry selection fix {group.name}` adopts the site file's list; until then the fixed list applies"
         if changed.added:
             yield Finding(
                 "NF-SEL-001",
@@ -180,8 +180,8 @@ def _selections(opened: OpenSite) -> Iterator[Finding]:
             yield Finding(
                 "NF-SEL-002",
                 "fail",
-                f"storage group {group.name}: in the fixed selection and gone from the site file, which holds the "
-                f"gate: {', '.join(changed.removed)}",
+                f"storage group {group.name}: in the fixed selection but no longer in the site file, which holds "
+                f"the gate: {', '.join(changed.removed)}",
                 cure,
             )
 
@@ -204,7 +204,7 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
                 "NF-STAGE-002",
                 "fail",
                 f"{back_group.name}: {path} cannot be written by this user",
-                "give the user that runs the backup the folder",
+                "make the folder writable for the user that runs the backup",
             )
             continue
         if opened.site.staging.unbuffered and not _takes_unbuffered(opened, back_group.name, path):
@@ -212,7 +212,7 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
                 "NF-STAGE-003",
                 "warn",
                 f"{back_group.name}: the file system of {path} refuses unbuffered writing",
-                "stage one will go through the page cache; put staging on ext4 or xfs",
+                "stage one uses the page cache; put staging on ext4 or xfs",
             )
         yield from _room(opened, back_group.name)
         sharing = [
@@ -225,7 +225,7 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
                 "NF-STAGE-005",
                 "note",
                 f"staging {path} shares its file system with {', '.join(sharing)}",
-                "put staging on disks of its own, or streaming to tape disturbs the stores' users",
+                "put staging on disks of its own, otherwise streaming to tape slows down the stores' users",
             )
 
 
@@ -243,8 +243,8 @@ def _room(opened: OpenSite, back_group: str) -> Iterator[Finding]:
             "NF-STAGE-004",
             "fail",
             f"{back_group}: tonight needs about {format_size(expected)}, "
-            f"{format_size(max(free, 0))} may be used",
-            "free staging (deliver what is owed) or enlarge the disk",
+            f"only {format_size(max(free, 0))} may be used",
+            "free space on staging (deliver what is owed), or enlarge the disk",
         )
 
 
@@ -289,7 +289,10 @@ def _catalog(opened: OpenSite) -> Iterator[Finding]:
             yield Finding("NF-CAT-003", "fail", str(error), error.hint)
     elif not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
         yield Finding(
-            "NF-CAT-002", "fail", f"the catalog {path} cannot be written by this user", "give it to the user"
+            "NF-CAT-002",
+            "fail",
+            f"the catalog {path} cannot be written by this user",
+            "make it writable for that user",
         )
 
 
@@ -300,7 +303,7 @@ def _cluster(opened: OpenSite) -> Iterator[Finding]:
             yield Finding(
                 "NF-CLUSTER-010",
                 "fail",
-                f"{back_group.name} has no passive node to go to",
+                f"{back_group.name} has no passive node to move to",
                 "name a passive node in [cluster] or in the BACK group's targets",
             )
     layout = Layout.of(opened.site.nodes)
@@ -313,8 +316,8 @@ def _cluster(opened: OpenSite) -> Iterator[Finding]:
             yield Finding(
                 "NF-CLUSTER-011",
                 "warn",
-                f"{name} goes to the primary {node}, which a service would fail over to: no alternate can take it",
-                "bring an alternate back, or name targets for the BACK group",
+                f"{name} moves to the primary {node}, the failover target of a service: no alternate can take it",
+                "bring an alternate back, or set targets for the BACK group",
             )
 
 
@@ -334,8 +337,8 @@ def _destinations(opened: OpenSite) -> Iterator[Finding]:
             yield Finding(
                 "NF-SITE-003",
                 "warn",
-                f"storage group {group.name} has no copies: its images stay on staging alone",
-                'name its destinations in copies = ["…"]',
+                f"storage group {group.name} has no copies: its images exist on staging only",
+                'list its destinations in copies = ["…"]',
             )
 
 
@@ -346,15 +349,15 @@ def _retention(opened: OpenSite) -> Iterator[Finding]:
             yield Finding(
                 "NF-RET-001",
                 "note",
-                f"destination {settings.name} keeps every image for ever",
-                "give [retention], or the destination's own, numbers: keep_last, keep_daily …",
+                f"destination {settings.name} keeps every image forever",
+                "set numbers in [retention], or in the destination's own: keep_last, keep_daily …",
             )
         elif retention.keeps_one:
             yield Finding(
                 "NF-RET-002",
                 "warn",
-                f"destination {settings.name} keeps a single image of each store: nothing older is left there "
-                "when that is damaged, or was made of a damaged store",
+                f"destination {settings.name} keeps a single image of each store: nothing older is left "
+                "when that one is damaged, or came from a damaged store",
                 "raise keep_last, or add keep_daily",
             )
 
@@ -363,7 +366,10 @@ def _restore_roots(opened: OpenSite) -> Iterator[Finding]:
     for root in opened.site.site.restore_roots:
         if not Path(root).is_dir():
             yield Finding(
-                "NF-RESTORE-001", "warn", f"restore root {root} is not there", "make it, or take it out"
+                "NF-RESTORE-001",
+                "warn",
+                f"restore root {root} is not there",
+                "create it, or take it out of restore_roots",
             )
 
 

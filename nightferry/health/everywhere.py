@@ -62,8 +62,8 @@ class Seen:
             return cls(**told | {"at": datetime.fromisoformat(told["at"]), "findings": findings})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(
-                f"a node told something else than what it sees: {text[:80]!r}",
-                hint="bring every node to the same release of nightferry",
+                f"a node returned something other than its findings: {text[:80]!r}",
+                hint="install the same release of nightferry on every node",
             ) from error
 
     def findings_of(self, node: str) -> list[Finding]:
@@ -118,7 +118,7 @@ def compare(answers: list[Answer]) -> list[Finding]:
             )
     findings += _differ("NF-NODE-002", "run different releases", {a.node: s.version for a, s in there})
     findings += _differ(
-        "NF-NODE-003", "work by different site files", {a.node: s.site_digest[:12] for a, s in there}
+        "NF-NODE-003", "use different site files", {a.node: s.site_digest[:12] for a, s in there}
     )
     for answer, seen in there:
         apart = max(answer.asked - seen.at, seen.at - answer.answered)
@@ -128,7 +128,7 @@ def compare(answers: list[Answer]) -> list[Finding]:
                     "NF-NODE-004",
                     "fail",
                     f"the clock of {answer.node} is {format_duration(apart.total_seconds())} off",
-                    "let every node take its time from the same servers",
+                    "synchronize all nodes with the same time servers",
                 )
             )
         if not seen.catalog:
@@ -136,7 +136,7 @@ def compare(answers: list[Answer]) -> list[Finding]:
                 Finding(
                     "NF-NODE-005",
                     "fail",
-                    f"{answer.node} does not reach the catalog",
+                    f"{answer.node} cannot reach the catalog",
                     "mount the catalog's folder on every node",
                 )
             )
@@ -151,7 +151,7 @@ def _differ(id: str, what: str, values: dict[str, str]) -> list[Finding]:
     if len(set(values.values())) <= 1:
         return []
     told = ", ".join(f"{node}: {value}" for node, value in sorted(values.items()))
-    return [Finding(id, "fail", f"the nodes {what} ({told})", "bring every node to the same one")]
+    return [Finding(id, "fail", f"the nodes {what} ({told})", "make them the same on every node")]
 
 
 def dump_findings(findings: list[Finding]) -> str:

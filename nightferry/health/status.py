@@ -95,7 +95,7 @@ def _orphaned_stores(opened: OpenSite) -> Iterator[StoreStatus]:
         copies = tuple(opened.catalog.copies(image.image)) if image is not None else ()
         staged = image is not None and seems_staged(opened, image)
         proved = max((c.verified for c in copies if c.verified and c.state == "verified"), default=None)
-        reason = "not in the site file, and its images owe copies"
+        reason = "not in the site file, but its images owe copies"
         yield StoreStatus(group, store, "amber", image, staged, copies, proved, reason)
 
 
@@ -131,7 +131,7 @@ def _with_clock(opened: OpenSite, found: list[StoreStatus], now: datetime) -> li
             row = _red(row, describe_clock(opened, ahead, now))
         elif row.image is not None and row.image.run in wrong and row.image.started > now:
             row = _red(
-                row, f"image {row.image.image} was stamped by a wrong clock, and nothing newer is there"
+                row, f"image {row.image.image} was stamped by a wrong clock, and there is no newer one"
             )
         rows.append(row)
     return rows

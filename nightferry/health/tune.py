@@ -178,7 +178,7 @@ class _Meter:
             for block in blocks:
                 self._cancel.check()
                 if move(buffer, block * size) != size:
-                    raise OSError(errno.EIO, "a transfer came out short")
+                    raise OSError(errno.EIO, "a transfer was short")
 
 
 @contextmanager

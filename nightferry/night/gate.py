@@ -110,7 +110,10 @@ def _line(image: ImageRecord) -> SealedStore:
     counts = image.outcomes
     reason = image.suspect
     if image.state == "partial":
-        came_out = f"{counted(counts.vanished, 'file')} vanished, {counts.changed} changed, {counts.unreadable} unreadable"
+        came_out = (
+            f"{counted(counts.vanished, 'file')} vanished, {counts.changed} changed, "
+            f"{counts.unreadable} unreadable"
+        )
         if counts.unlisted:
             came_out += f", {counted(counts.unlisted, 'directory', 'directories')} not listed"
         reason = "; ".join(filter(None, (came_out, reason)))

@@ -117,7 +117,7 @@ class Expiry:
                 }
                 for row in self.staged
             ],
-            "leftovers": [
+            "orphans": [
                 {
                     "destination": row.destination,
                     "what": row.leftover.what,
@@ -138,7 +138,7 @@ class Expiry:
                 }
                 for row in self.foreign
             ],
-            "orphaned": list(self.orphaned),
+            "undeliverable": list(self.orphaned),
             "freed_bytes": self.freed_bytes,
             "refused": self.refused.message if self.refused is not None else None,
             "errors": [
@@ -301,7 +301,7 @@ def _close_cut_off(opened: OpenSite) -> int:
             continue
         went = tuple(copy.subject for copy in copies if copy is not None and copy.state == "expired")
         staged = tuple(image for image in record.staged if opened.catalog.freed(image))
-        note = "cut off; a later one finished what it had begun"
+        note = "interrupted; a later run finished it"
         opened.catalog.append(record.model_copy(update={"copies": went, "staged": staged, "note": note}))
         closed += 1
     return closed
@@ -341,7 +341,7 @@ def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
     before = row.copy
     if opened.catalog.latest(CopyRecord, before.subject) != before:
         raise BusyError(
-            f"the copy of {before.image} at {before.destination} is another's work now",
+            f"the copy of {before.image} at {before.destination} is being worked on by another process",
             hint="run `nightferry expire` again",
             subject=before.image,
         )

@@ -36,7 +36,7 @@ def test_what_only_shows_something_fails_when_it_cannot(
     done = ended(kept_night, words.replace("IMAGE", kept_night.image("SG1/priv1")), where)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert f"the result could not be written to stdout: {why}" in done.stderr
+    assert f"cannot write the result to stdout: {why}" in done.stderr
 
 
 def test_a_reader_that_had_enough_ends_it_quietly(kept_night: CommandSite) -> None:

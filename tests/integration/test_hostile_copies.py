@@ -319,8 +319,8 @@ def test_twenty_thousand_foreign_names_are_counted_and_the_first_are_named(make_
     # The names once, as the folder is listed; not again as findings.
     assert many.memory_bytes - few.memory_bytes < 48 << 20
     shown = measured(site.file, *rebuild[:-2], "--to", site.home / "third").ran.out
-    assert shown.count("not ours, and left alone: images/") == 24
-    assert "not ours, and left alone: 19976 more" in shown
+    assert shown.count("not ours, and not touched: images/") == 24
+    assert "not ours, and not touched: 19976 more" in shown
 
 
 def test_an_index_that_is_not_the_images_own_is_damage(make_site: MakeSite, nightferry: Command) -> None:

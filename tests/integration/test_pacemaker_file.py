@@ -99,7 +99,7 @@ def test_a_move_is_recorded_before_it_is_made_and_its_constraint_stays_until_rel
     assert crm.pins() == {"cli-prefer-TEX-BACK-1": ALTERNATE}
     (record,) = crm.notes.written
     assert (record.group, record.node, record.run, record.state) == (BACK, ALTERNATE, RUN, "placed")
-    assert cluster.view().leftovers == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-2 (ours)",)
+    assert cluster.view().constraints == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-2 (ours)",)
     cluster.release(BACK)
     assert crm.pins() == {}
     assert crm.notes.constraint(BACK).state == "taken back"
@@ -207,7 +207,7 @@ def test_a_constraint_that_cannot_be_taken_back_is_said_and_known_to_the_next_ru
             move(cluster, ALTERNATE)
     assert "crm_resource --clear" in failed.value.hint
     assert crm.notes.constraint(BACK).state == "placed"
-    assert crm.cluster().view().leftovers == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-2 (ours)",)
+    assert crm.cluster().view().constraints == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-2 (ours)",)
 
 
 @pytest.mark.parametrize("stickiness", ["100", "0"])
@@ -262,7 +262,7 @@ def test_a_constraint_removed_without_quorum_is_not_released_and_is_known_when_i
     crm.path.write_bytes(before)
     crm.act()
     whole = crm.cluster()
-    assert whole.view().leftovers == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-2 (ours)",)
+    assert whole.view().constraints == ("cli-prefer-TEX-BACK-1 pins TEX-BACK-1 to TEX-PASS-2 (ours)",)
     move(whole, PRIMARY)
     whole.release(BACK)
     assert crm.pins() == {}

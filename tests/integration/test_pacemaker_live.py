@@ -64,7 +64,7 @@ def test_a_whole_night_and_the_next_one(cluster: PacemakerServer, site: ClusterS
     )
     view = site.asked(ALTERNATE, "cluster", "view")
     assert [(d["owner"], d["epoch"], d["readers"]) for d in view["disks"]] == [(ALTERNATE, 2, [])]
-    assert (view["cluster"]["fencing"], view["cluster"]["leftovers"]) == (True, [])
+    assert (view["cluster"]["fencing"], view["cluster"]["constraints"]) == (True, [])
 
     ended(site.step(ACTIVE, "new"), saying="said moving TEX-BACK-1 from TEX-PASS-2 to TEX-ACTV-1")
     assert cluster.mounted(BACK) == [ACTIVE]
