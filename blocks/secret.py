@@ -20,8 +20,8 @@ def read_block(name: str) -> str:
     subject = f"block:{name}"
     if not PREFECT_API_URL.value():
         raise ConfigError(
-            f"the secret {subject} lies in Prefect, and no server is named",
-            hint="set PREFECT_API_URL, or give an env: or file: reference",
+            f"the secret {subject} is stored in Prefect, but no server is configured",
+            hint="set PREFECT_API_URL, or use an env: or file: reference",
             subject=subject,
         )
     try:
@@ -29,22 +29,22 @@ def read_block(name: str) -> str:
     except ValueError as error:
         raise ConfigError(
             f"there is no Secret block for {subject}",
-            hint=f"make it in the Prefect UI, or by Secret(value=…).save({name!r})",
+            hint=f"create it in the Prefect UI, or with Secret(value=…).save({name!r})",
             subject=subject,
         ) from error
     except PrefectHTTPStatusError as error:
         if error.response.status_code not in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise _does_not_answer(subject, error) from error
         raise ConfigError(
-            f"the Prefect server does not let us read the secret {subject}",
-            hint="set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to what the server knows",
+            f"the Prefect server denies access to the secret {subject}",
+            hint="set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the value that the server expects",
             subject=subject,
         ) from error
     except httpx.TransportError as error:
         raise _does_not_answer(subject, error) from error
     value = block.get() if isinstance(block, Secret) else None
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"the secret {subject} is no text, or empty", subject=subject)
+        raise ConfigError(f"the secret {subject} is not text, or is empty", subject=subject)
     return value
 
 

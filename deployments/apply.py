@@ -104,7 +104,7 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             "flows.stage_two.stage_two",
             "stage-two",
             name,
-            "Delivers what a BACK group's staging owes.",
+            "Makes the copies that a BACK group's staging still owes.",
             {"back_group": back_groups},
             only,
         ),
@@ -112,7 +112,7 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
             "flows.gate.approve_gate",
             "approve-gate",
             name,
-            "An operator's word at a held gate; the night then goes on.",
+            "An operator's decision at a held gate; the night then continues.",
             {"stores[]": stores},
         ),
         Planned(
@@ -170,7 +170,7 @@ def plan_deployments(site: SiteModel) -> list[Planned]:
 
 
 ON_A_NODE = ("move-group", "stage-two", "approve-gate", "restore-files", "restore-store", "restore-group")
-"""Flows by hand that are carried out on the node that has the disk, or that was asked for."""
+"""Flows by hand that run on the node that has the disk, or on the requested node."""
 
 
 def _for_node(site: SiteModel, planned: Planned, node: str) -> Planned:
@@ -188,13 +188,13 @@ def _media(name: str, libraries: list[str]) -> list[Planned]:
         return []
     choices = {"library": libraries}
     return [
-        Planned("flows.media.media_inventory", "media-inventory", name, "What cartridge is where.", choices),
         Planned(
-            "flows.media.media_import", "media-import", name, "Takes in what lies in the ports.", choices
+            "flows.media.media_inventory", "media-inventory", name, "Shows where each cartridge is.", choices
         ),
         Planned(
-            "flows.media.media_export", "media-export", name, "Carries cartridges to the ports.", choices
+            "flows.media.media_import", "media-import", name, "Imports the cartridges in the ports.", choices
         ),
+        Planned("flows.media.media_export", "media-export", name, "Moves cartridges to the ports.", choices),
     ]
 
 
@@ -276,7 +276,7 @@ def publish(loaded: LoadedSite) -> Site:
     if known is not None and known.published and known.digest != known.published:
         raise ConfigError(
             f"the block nightferry-site/{name} was edited in the Prefect UI",
-            hint="carry the edit into the site file, delete the block, then deploy again",
+            hint="copy the edit into the site file, delete the block, then deploy again",
             subject=name,
         )
     block = Site(text=loaded.text, published=loaded.digest)

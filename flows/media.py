@@ -58,7 +58,7 @@ def media_export(site: Site, barcodes: list[str], reason: str, library: str | No
         failed = [barcode for barcode in barcodes if not export(site, barcode, reason, library)]
         if failed:
             return Failed(name="Partial", message=f"not exported: {', '.join(failed)}")
-        return Completed(message=f"to be taken out of the ports: {', '.join(barcodes)}")
+        return Completed(message=f"take out of the ports: {', '.join(barcodes)}")
 
 
 @task(name="inventory", cache_policy=NO_CACHE, persist_result=False)

@@ -61,7 +61,9 @@ def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | N
             )
         policy = {name for group in here.site.groups_of(back_group) for name in group.copies}
         # A storage group that went to another BACK group may still owe copies from this one.
-        names = sorted(policy | {each.destination for each in owed(here, back_group) if not each.orphan})
+        names = sorted(
+            policy | {each.destination for each in owed(here, back_group) if not each.undeliverable}
+        )
         with ExitStack() as stack:
             progress = PrefectProgress()
             stack.enter_context(run_lock(here, back_group, progress=progress, cancel=CANCEL, under=lock))

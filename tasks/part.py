@@ -41,7 +41,7 @@ def part(flow: Flow[..., Any], *arguments: Any, **options: Any) -> State[Any]:
         call: Any = flow
         state: State[Any] = call(*arguments, **options, return_state=True)
     except SERVER_AWAY as error:
-        log.warning("the Prefect server is away (%s); %s goes on without being shown", error, flow.name)
+        log.warning("the Prefect server is away (%s); %s continues without being shown", error, flow.name)
     else:
         return state
     calling = FlowRunContext.get()
@@ -60,7 +60,7 @@ def unexpected(kind: str, message: str) -> NightferryError:
     """The error for an exception that is none of ours, by the name of its class: Prefect's own, or a fault."""
     if hasattr(prefect.exceptions, kind) or hasattr(httpx, kind):
         return PrefectRequired(
-            message, hint="look at the flow run in the Prefect UI; rerunning continues the night"
+            message, hint="look at the flow run in the Prefect UI; a rerun continues the night"
         )
     return NightferryError(message)
 

@@ -107,7 +107,7 @@ def require_published(here: OpenSite, site: Site) -> None:
     if Site.of(name).digest != site.digest:
         raise ConfigError(
             f"the published site {name} is not the site file of this run",
-            hint="run `nightferry deploy`, so that every node works by the same one",
+            hint="run `nightferry deploy`, so that every node uses the same one",
             subject=name,
         )
 
@@ -180,7 +180,7 @@ class _Elsewhere:
         if time.monotonic() - since > SERVER_AWAY_S:
             raise PrefectRequired(
                 f"the Prefect server is away; {what}",
-                hint="rerun when the server is back: what was done is found in the records",
+                hint="rerun when the server is back: what was done is in the records",
             ) from error
         log.warning("the Prefect server is away (%s); %s", error, what)
         CANCEL.wait(POLL_S)
@@ -205,7 +205,7 @@ class _Elsewhere:
                 except SERVER_AWAY as error:
                     with suppress(Cancelled):  # told to the node above
                         self._wait_for_server(
-                            error, answered, f"{self._node} goes on with {self._flow.name} by itself"
+                            error, answered, f"{self._node} continues {self._flow.name} on its own"
                         )
                     continue
                 if state is not None and state.is_final():
@@ -236,7 +236,7 @@ class _Elsewhere:
         for_so_long = format_duration(silent_s)
         if heartbeats.began:
             return f"{self._node} sent no heartbeat for {for_so_long}"
-        return f"{self._node} took the run and did not begin it within {for_so_long}"
+        return f"{self._node} took the run, but did not start it within {for_so_long}"
 
     def _no_worker(self) -> NodeAway:
         pool = pool_name(self._here.site)
@@ -256,7 +256,7 @@ class _Elsewhere:
             log.warning("the Prefect server is away (%s): %s stays as it is shown", error, run)
         return NodeAway(
             f"{why} while it ran {self._flow.name}",
-            hint="see that the node and its worker are up, then rerun: what was done is found in the records",
+            hint="make sure that the node and its worker are up, then rerun: what was done is in the records",
             subject=self._node,
         )
 
@@ -286,7 +286,7 @@ class _Elsewhere:
                 if state is not None and state.is_final():
                     return
             except SERVER_AWAY as error:
-                log.warning("the Prefect server is away (%s); %s is not told to stop yet", error, self._node)
+                log.warning("the Prefect server is away (%s); %s is not stopped yet", error, self._node)
             if time.monotonic() >= ends:
                 return
             time.sleep(POLL_S)
@@ -296,7 +296,7 @@ def told(flow: str, node: str, state: State[Any]) -> State[Any]:
     """A child's final state as the caller's own subflow would have left it: with our error where it failed."""
     if state.is_completed():
         return state
-    message = state.message or state.name or "it did not end well"
+    message = state.message or state.name or "it failed"
     raised = _RAISED.search(message)
     if raised is None:
         kind: type[NightferryError] = Cancelled if state.is_cancelled() else PartFailed

@@ -92,29 +92,29 @@ def shown(done: Expiry) -> list[RenderableType]:
     if done.cartridges:
         rows = [[c.barcode, c.destination, format_size(c.used_bytes)] for c in done.cartridges]
         parts.append(table(["scratch cartridge", "of", Column("frees", right=True)], rows))
-    if done.leftovers:
+    if done.orphans:
         rows = [
             [
-                row.leftover.path,
+                row.orphan.path,
                 row.destination,
-                row.leftover.what,
-                f"{row.leftover.since:%Y-%m-%d}",
+                row.orphan.what,
+                f"{row.orphan.since:%Y-%m-%d}",
                 row.error or None,
-                format_size(row.leftover.size_bytes),
+                format_size(row.orphan.size_bytes),
             ]
-            for row in done.leftovers
+            for row in done.orphans
         ]
         columns: list[Column | str] = ["orphan", "at", "what", "untouched since", "error"]
         parts.append(table([*columns, Column("frees", right=True)], rows))
     if done.foreign:
-        rows = [[row.leftover.path, row.destination, row.why] for row in done.foreign[:MOST_FOREIGN]]
+        rows = [[row.orphan.path, row.destination, row.why] for row in done.foreign[:MOST_FOREIGN]]
         parts.append(table(["left alone", "at", "why"], rows))
         if len(done.foreign) > MOST_FOREIGN:
             parts.append(f"and {len(done.foreign) - MOST_FOREIGN} more; --json lists them all")
-    if done.orphaned:
+    if done.undeliverable:
         parts += [
             "copies that are owed and that no night will deliver:",
-            *(f"  {line}" for line in done.orphaned),
+            *(f"  {line}" for line in done.undeliverable),
         ]
         parts.append(f"  hint: {FORGET_HINT}")
     parts += [f"{name}: {error.message}\n  hint: {error.hint}" for name, error in done.errors.items()]

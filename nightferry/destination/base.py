@@ -210,11 +210,11 @@ class Locked:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class Orphan:
     """Something at a destination that belongs to no copy.
 
     ``what``: ``upload`` (parts of an object that was never completed), ``data`` (an image's data in another
-    encoding than its copy's), ``unfinished`` (what a put left that did not come to its end); these are this
+    encoding than its copy's), ``unfinished`` (what a put left that did not complete); these are this
     site's by their first side file. ``foreign``: nothing proves that it is ours, and it is never removed.
     """
 
@@ -238,7 +238,7 @@ class Lane(Protocol):
         """Writes the image and its side files, whole or not at all; what proves the copy ours comes first.
 
         Calling it again for the same image and epoch after an interruption never leaves two whole copies; a
-        leftover of an interrupted epoch is never taken for a whole copy.
+        orphan of an interrupted epoch is never taken for a whole copy.
 
         Raises:
             DestinationError: with ``retryable`` saying whether another try can help.
@@ -328,12 +328,12 @@ class Destination(Protocol):
             NotRemoved: nothing was removed for want of rights.
         """
 
-    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+    def orphans(self, before: datetime) -> Iterator[Orphan]:
         """What belongs to no copy and was last written to before that time; and, of whatever age, what is
         foreign beside the copies."""
 
-    def clear(self, leftover: Leftover) -> None:
-        """Removes one of ``leftovers``; gone already is fine.
+    def clear(self, orphan: Orphan) -> None:
+        """Removes one of ``orphans``; gone already is fine.
 
         Raises:
             NotOurs: it is foreign.

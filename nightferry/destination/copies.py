@@ -225,7 +225,7 @@ def made_before(
         raise DestinationError(
             f"{name} holds another {outgoing.image}: digest {said['digest']}, not {outgoing.digest}",
             subject=outgoing.image,
-            hint="two images have one name; look at both with `nightferry copies`",
+            hint="two images have the same name; compare both with `nightferry copies`",
         )
     return receipt_of(said, lane) if said["epoch"] == epoch else None
 

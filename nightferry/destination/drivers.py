@@ -111,7 +111,7 @@ class Driver:
     def refused(self, error: Exception) -> ConfigError:
         return ConfigError(
             f"destination {self.name}: {self.scheme}:// cannot be opened: {self.shown(error)}",
-            hint="correct url and options; docs/fsspec.md says which there are",
+            hint="correct url and options; docs/fsspec.md lists them",
             subject=self.name,
         )
 
@@ -129,8 +129,8 @@ class Driver:
         except ImportError as error:
             package = known_implementations.get(self.scheme, {}).get("err") or str(error)
             raise ConfigError(
-                f"destination {self.name}: {self.scheme}:// needs a package that is not here: {package}",
-                hint="install it beside nightferry, on every node that streams or restores",
+                f"destination {self.name}: {self.scheme}:// needs a package that is not installed: {package}",
+                hint="install it with nightferry, on every node that streams or restores",
                 subject=self.name,
             ) from error
 

@@ -13,8 +13,8 @@ from nightferry.destination.base import (
     MAXIMUM,
     SIDE_FILES,
     Found,
-    Leftover,
     Odd,
+    Orphan,
     Outgoing,
     Receipt,
     SiteMark,
@@ -45,9 +45,9 @@ from nightferry.destination.copies import (
     side_path,
     watched,
 )
-from nightferry.destination.leftovers import Entry, foreign, left_in, refuse_foreign
 from nightferry.destination.objects import FolderObjects, Objects, Pieces, ReadAt
 from nightferry.destination.odd import found_copy, odd_copy, require_found
+from nightferry.destination.orphans import Entry, foreign, left_in, refuse_foreign
 from nightferry.destination.ours import (
     MARKER,
     MARKER_BYTES,
@@ -201,7 +201,7 @@ class FsspecDestination:
             raise Unavailable(
                 f"destination {self._name} holds copies, and {self._url.removeprefix('file://').rstrip('/')}/"
                 f"{_MADE_FIRST} is not there",
-                hint="mount its disk; what is owed is delivered by the next run",
+                hint="mount its disk; the next run makes the missing copies",
                 subject=self._name,
             )
         self._holds_copies = None
@@ -375,12 +375,12 @@ class FsspecDestination:
         image = place_of(location)[0]
         if self._objects_of(image) and not is_proved(self._read_in(image), image, self._mark(), digest):
             raise NotOurs(
-                f"{self._name}: nothing proves that images/{image} is this site's copy", subject=self._name
+                f"{self._name}: images/{image} has no proof that it is this site's copy", subject=self._name
             )
         self._remove(image)
         return ""
 
-    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+    def orphans(self, before: datetime) -> Iterator[Orphan]:
         self._require()
         mark = self._mark()
         for name in self._objects.names("images", hidden=True):
@@ -404,13 +404,13 @@ class FsspecDestination:
         seconds = self._objects.changed(path)
         return datetime.fromtimestamp(seconds, UTC) if seconds else datetime.max.replace(tzinfo=UTC)
 
-    def clear(self, leftover: Leftover) -> None:
+    def clear(self, orphan: Orphan) -> None:
         self._require()
-        refuse_foreign(self._name, leftover)
-        if leftover.what == "unfinished":
-            self._remove(safe_name(leftover.image))
+        refuse_foreign(self._name, orphan)
+        if orphan.what == "unfinished":
+            self._remove(safe_name(orphan.image))
         else:
-            self._objects.remove(leftover.path)
+            self._objects.remove(orphan.path)
 
     def scan(self, odd: Callable[[Odd], None] = ignore) -> Iterator[Found]:
         self._require()

@@ -198,7 +198,7 @@ def require_free(
     require_not_others(name, origin, mark)
     if origin is None and epoch == 1 and any(there) and not is_proved(read, image, mark, digest):
         raise NotOurs(
-            f"{name}: images/{image} holds objects that nothing proves to be this site's",
+            f"{name}: images/{image} holds objects without proof that they are this site's",
             subject=name,
             hint="move them away, then run the backup again",
         )
@@ -210,7 +210,7 @@ def require_not_others(name: str, origin: Origin | None, mark: SiteMark) -> None
     """
     if origin is not None and origin.id != mark.id:
         raise NotOurs(
-            f"{name}: images/{origin.image} is of {SiteMark(origin.site, origin.id)}, not of {mark}",
+            f"{name}: images/{origin.image} belongs to {SiteMark(origin.site, origin.id)}, not to {mark}",
             subject=name,
             hint="give each site its own location",
         )

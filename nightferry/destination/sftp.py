@@ -159,7 +159,7 @@ class SftpDriver(Driver):
             raise DestinationError(
                 f"{self.name}: {where.hostname} refuses the login: {self.shown(error)}",
                 subject=self.name,
-                hint="look at username, client_keys and password, and at authorized_keys there",
+                hint="check username, client_keys and password, and authorized_keys on the server",
             ) from None
         return OpenedSftp(fs)
 
@@ -173,7 +173,7 @@ class SftpDriver(Driver):
                 return self._not_trusted()
             case asyncssh.PermissionDenied() | sftp.SFTPPermissionDenied() | sftp.SFTPWriteProtect():
                 return DestinationError(
-                    text, subject=self.name, hint="give the user that logs in the right to write there"
+                    text, subject=self.name, hint="give the login user write permission there"
                 )
             case sftp.SFTPNoSpaceOnFilesystem() | sftp.SFTPQuotaExceeded():
                 return MediumFull(text, subject=self.name)
@@ -202,9 +202,9 @@ class SftpDriver(Driver):
         shown = ", ".join(self._known_hosts)
         if any(known[:2]):
             return DestinationError(
-                f"{self.name}: the host key of {host} is not the one in {shown}",
+                f"{self.name}: the host key of {host} does not match {shown}",
                 subject=self.name,
-                hint="another machine may answer in its place: find out why before you change known_hosts",
+                hint="another machine may be answering: find out why before you change known_hosts",
             )
         return DestinationError(
             f"{self.name}: the host key of {host} port {port} is not in {shown}",
@@ -244,8 +244,8 @@ class SftpDriver(Driver):
                 key = asyncssh.import_private_key(str(text), arguments.get("passphrase"))
             except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
                 raise ConfigError(
-                    f"destination {self.name}: client_keys is no private key: {self.shown(error)}",
-                    hint="give file:/PATH of the private key, and passphrase when it has one",
+                    f"destination {self.name}: client_keys is not a private key: {self.shown(error)}",
+                    hint="give file:/PATH of the private key, and passphrase if it has one",
                     subject=self.name,
                 ) from None
             arguments["client_keys"] = [key]
@@ -258,7 +258,7 @@ class SftpDriver(Driver):
             from sshfs import SSHFileSystem
         except ImportError as error:
             raise ConfigError(
-                f"destination {self.name}: {self.scheme}:// needs the package sshfs, which is not here",
+                f"destination {self.name}: {self.scheme}:// needs the package sshfs, which is not installed",
                 hint="`pip install 'nightferry[sftp]'`, on every node that streams or restores",
                 subject=self.name,
             ) from error

@@ -32,9 +32,9 @@ def _memory(objects: SpecObjects) -> Iterator[Finding]:
         yield Finding(
             "NF-FS-001",
             "warn",
-            f"destination {objects.driver.name} lies in the memory of one process: what is copied there is gone "
-            "when that ends",
-            "use it for trials within one process; give copies that shall stay another URL",
+            f"destination {objects.driver.name} is in the memory of one process: copies there are lost "
+            "when it ends",
+            "use it for tests within one process; copies that must be kept need another URL",
         )
 
 
@@ -44,14 +44,14 @@ def _reading(objects: SpecObjects) -> Iterator[Finding]:
         yield Finding(
             "NF-FS-002",
             "fail",
-            f"destination {name} does not give back what was written",
-            "do not copy there; look at the server",
+            f"destination {name} does not return what was written",
+            "do not copy there; check the server",
         )
     elif objects.read(SCRATCH, 1000, 9) != _BYTES[1000:1009]:
         yield Finding(
             "NF-FS-003",
             "fail",
-            f"destination {name} does not give back ranges: no copy could be restored from it",
+            f"destination {name} does not return byte ranges: no copy could be restored from it",
             "use another scheme to reach the place",
         )
 
@@ -63,14 +63,14 @@ def _writing(objects: SpecObjects) -> Iterator[Finding]:
             "NF-FS-004",
             "note",
             f"destination {name} cannot rename: objects are written under their own names",
-            "a copy counts when all are there and of the right size; meta.json is written last",
+            "a copy counts when all objects are there with the right size; meta.json is written last",
         )
     if not objects.syncs(other):
         yield Finding(
             "NF-FS-005",
             "note",
-            f"destination {name} cannot be asked to have bytes on its disk",
-            "every copy is read back, but a power cut there may still take the newest: verify after one",
+            f"destination {name} cannot be told to sync bytes to its disk",
+            "every copy is read back, but a power failure there can still lose the newest copies: verify after one",
         )
     if not objects.keeps(other, SCRATCH):
         yield Finding(
@@ -84,12 +84,12 @@ def _writing(objects: SpecObjects) -> Iterator[Finding]:
         yield Finding(
             "NF-FS-007",
             "note",
-            f"destination {name} does not say how much room is free",
-            "watch its room there",
+            f"destination {name} does not report free space",
+            "watch its free space yourself",
         )
     elif free < LITTLE_BYTES:
         yield Finding(
-            "NF-FS-009", "warn", f"destination {name} has {format_size(free)} free", "free room there"
+            "NF-FS-009", "warn", f"destination {name} has {format_size(free)} free", "free space there"
         )
 
 
@@ -102,5 +102,5 @@ def _removing(objects: SpecObjects) -> Iterator[Finding]:
             "NF-FS-008",
             "warn",
             f"destination {objects.driver.name} does not let objects be removed: {error}",
-            "a damaged or cut copy can then not be made anew in its place",
+            "a damaged or interrupted copy can then not be replaced",
         )

@@ -22,7 +22,7 @@ from nightferry.site.marker import require_ours
 from nightferry.site.nodes import active_node, has_disk, placement, working_on
 from nightferry.site.opened import OpenSite
 from nightferry.site.prefect_api import prefect_api
-from nightferry.staging.owed import FORGET_HINT, describe, lost, orphans
+from nightferry.staging.owed import FORGET_HINT, describe, lost, undeliverable
 from nightferry.staging.room import free_room, may_free
 from nightferry.units import format_size
 
@@ -71,7 +71,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
 def _owed(opened: OpenSite) -> Iterator[Finding]:
     """What is owed and no night delivers, and what is lost."""
     opened.catalog.refresh()
-    for line in describe(orphans(opened)):
+    for line in describe(undeliverable(opened)):
         yield Finding("NF-OWED-001", "warn", line, FORGET_HINT)
     for image in lost(opened):
         text = f"image {image.image} is lost: damaged or gone on staging, and no copy can be read"

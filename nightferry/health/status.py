@@ -17,7 +17,7 @@ from nightferry.site.opened import OpenSite
 from nightferry.site.stamps import describe as describe_clock
 from nightferry.site.stamps import future_runs, wrong_runs
 from nightferry.staging.images import seems_staged
-from nightferry.staging.owed import Owed, describe, lost, orphans, owed
+from nightferry.staging.owed import Owed, describe, lost, owed, undeliverable
 from nightferry.units import counted
 
 Colour = Literal["green", "amber", "red"]
@@ -105,7 +105,7 @@ def _with_owed(opened: OpenSite, found: list[StoreStatus]) -> list[StoreStatus]:
     stuck: dict[str, list[Owed]] = {}
     for image in lost(opened):
         gone.setdefault(opened.catalog.line_of(image), []).append(image)
-    for each in orphans(opened):
+    for each in undeliverable(opened):
         stuck.setdefault(opened.catalog.line_of(each.image), []).append(each)
     rows = []
     for row in found:

@@ -50,7 +50,7 @@ def require_proved(content: Content, kind: Kind, name: str, cancel: Cancel | Non
         cancel: Ends the wait.
 
     Raises:
-        IntegrityError: it is damaged, beyond the format's limits, or the process that read it did not come to its end.
+        IntegrityError: it is damaged, beyond the format's limits, or the process that read it did not complete.
         ConfigError: no such process can be started.
         Cancelled: a stop was asked for.
     """
@@ -75,7 +75,7 @@ def require_proved(content: Content, kind: Kind, name: str, cancel: Cancel | Non
     if why:
         raise IntegrityError(
             f"{name} is refused: {why}",
-            hint="take another copy; this one is damaged, or somebody else made it",
+            hint="use another copy; this one is damaged, or somebody else made it",
             subject=name,
         )
 
@@ -116,7 +116,7 @@ class _Reader:
         if not is_ready:
             raise ConfigError(
                 f"the process that reads what others may have written does not start (exit {self.end()})",
-                hint=f"run `{sys.executable} -P -m nightferry.image.guard 0` and see what it says",
+                hint=f"run `{sys.executable} -P -m nightferry.image.guard 0` and see what it prints",
             )
 
     @property

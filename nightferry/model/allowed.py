@@ -44,7 +44,7 @@ def require_allowed(text: str) -> None:
         if own.exists() and site_digest(read_trusted(own)) == digest:
             return
     except ConfigError as error:
-        log.warning("the node's own site file does not count: %s", error.message)
+        log.warning("the node's own site file is not used: %s", error.message)
     raise ConfigError(
         f"this node does not allow the site file with SHA-256 {digest}",
         hint="read that site file, then run `nightferry deploy --allow` with it on this node",

@@ -134,7 +134,7 @@ def _groups(site: Site) -> Iterator[Problem]:
         if len(set(group.copies)) != len(group.copies):
             yield (*here, "copies"), "a destination is listed twice"
         if group.at_least is not None and group.at_least > len(group.copies):
-            yield (*here, "at_least"), f"{group.at_least} of {len(group.copies)} copies cannot be had"
+            yield (*here, "at_least"), f"{group.at_least} of {len(group.copies)} copies is impossible"
         if bool(group.stores) == (group.postgres is not None):
             yield here, "a storage group has either stores or a postgres table"
         for index, store in enumerate(group.stores):
@@ -153,10 +153,13 @@ def _places(site: Site) -> Iterator[Problem]:
                 )
     for name, path in disks:
         if not is_bucket(site.site.catalog) and _below(Path(site.site.catalog), path):
-            yield ("site", "catalog"), f"the catalog lies on the disk of {name} ({path}), which changes hands"
+            yield (
+                ("site", "catalog"),
+                f"the catalog lies on the disk of {name} ({path}), which moves between nodes",
+            )
         for place, store_path in _store_paths(site):
             if _overlap(store_path, path):
-                yield place, f"{store_path} and the disk of {name} ({path}) lie in one another"
+                yield place, f"{store_path} and the disk of {name} ({path}) overlap"
 
 
 def _destinations(site: Site) -> Iterator[Problem]:
@@ -169,23 +172,23 @@ def _destinations(site: Site) -> Iterator[Problem]:
             yield here, f"not an absolute path: {place!r}; write three slashes, file:///srv/copies"
         other = taken.setdefault(place, destination.name)
         if other != destination.name:
-            yield here, f"{other} lies there already: two copies at one place are one"
+            yield here, f"{other} is already there: two copies at the same location are one"
         for back_group in site.back_groups:
             if place.startswith("/") and _below(Path(place), back_group.path):
                 yield (
                     here,
-                    f"{place} lies on the disk of {back_group.name} ({back_group.path}), which changes hands",
+                    f"{place} lies on the disk of {back_group.name} ({back_group.path}), which moves between nodes",
                 )
         match destination:
             case S3Settings(storage_class="DEEP_ARCHIVE", recall=Recall(tier="expedited")):
                 yield (
                     ("destinations", position, "recall", "tier"),
-                    "DEEP_ARCHIVE knows no expedited recall; write 'standard' or 'bulk'",
+                    "DEEP_ARCHIVE has no expedited recall; write 'standard' or 'bulk'",
                 )
         if isinstance(destination, TapeSettings) and destination.encode is not None:
             yield (
                 ("destinations", position, "encode"),
-                "copies on tape are the plain tar; leave it out",
+                "copies on tape are plain tar; leave it out",
             )
 
 

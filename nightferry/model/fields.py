@@ -269,7 +269,9 @@ def _bandwidth(value: Any) -> Any:
         start, rate = (match[1], match[2]) if match is not None else ("00:00", text)
         rate_bytes = None if rate.strip() == "unlimited" else parse_rate(rate)
         if rate_bytes == 0:
-            raise ValueError(f"in {text!r}: nothing would ever move; write 'unlimited' for no limit")
+            raise ValueError(
+                f"in {text!r}: a limit of zero stops every transfer; write 'unlimited' for no limit"
+            )
         steps.append(BandwidthStep(start=_time_of_day(start), bytes_per_s=rate_bytes))
     steps.sort(key=lambda step: step.start)
     if len({step.start for step in steps}) != len(steps):

@@ -290,7 +290,7 @@ def _refuse_writable(status: os.stat_result, path: Path, what: str) -> None:
         cure = f"chmod g-w {path}"
     else:
         return
-    raise ConfigError(f"{what} {path} is not to be trusted: {why}", hint=f"`{cure}`", subject=str(path))
+    raise ConfigError(f"{what} {path} cannot be trusted: {why}", hint=f"`{cure}`", subject=str(path))
 
 
 def _is_private_group(gid: int, caller: int) -> bool:

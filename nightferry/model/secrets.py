@@ -55,8 +55,8 @@ def resolve_secret(reference: str, *, environ: Mapping[str, str] = os.environ) -
     if scheme == "block" and name:
         if _read_block is None:
             raise ConfigError(
-                f"the secret {reference} lies in Prefect, which is not used here",
-                hint="give an env: or file: reference for what runs without a Prefect server",
+                f"the secret {reference} is stored in Prefect, which is not used here",
+                hint="use an env: or file: reference for what runs without a Prefect server",
                 subject=reference,
             )
         return SecretStr(_read_block(name))

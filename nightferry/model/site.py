@@ -256,8 +256,8 @@ class Site(Section):
         beside = self.catalog_path
         if given is None and beside is None:
             raise ConfigError(
-                "nothing says where the local cluster remembers who owns what",
-                hint="a catalog in a bucket has no folder beside it: name a file as [cluster] state_path",
+                "the local cluster has no file for its state",
+                hint="a catalog in a bucket has no folder beside it: set [cluster] state_path to a file",
                 subject="cluster.state_path",
             )
         return given or Path(f"{beside}-cluster.json")

@@ -17,7 +17,7 @@ from nightferry.night.hooks import hooked
 from nightferry.progress import Cancel, Progress
 from nightferry.site.nodes import active_node, has_disk, placement, require_here
 from nightferry.site.opened import OpenSite, operator
-from nightferry.staging.leftovers import clear_leftovers
+from nightferry.staging.orphans import clear_orphans
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: C
     settle(opened, run.back_group, progress=progress)
     if opened.here is not None:
         # Whoever began the run may not have seen the disk.
-        clear_leftovers(opened, run.back_group, cancel=cancel)
+        clear_orphans(opened, run.back_group, cancel=cancel)
     return node
 
 

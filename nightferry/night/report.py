@@ -239,8 +239,8 @@ def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False)
             before.append(pair)
         else:
             continue
-        if each.orphan:
-            reasons[pair] = Why(each.orphan)
+        if each.undeliverable:
+            reasons[pair] = Why(each.undeliverable)
         if each.image.image not in gone and is_lost(opened, each.image):
             gone.append(each.image.image)
     sees = has_disk(opened, run.back_group)

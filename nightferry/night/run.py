@@ -19,7 +19,7 @@ from nightferry.site.nodes import active_node, has_disk
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import CLOCKS_APART, accept_clock, require_plausible_clock, wrong_runs
 from nightferry.staging.kept import is_kept
-from nightferry.staging.leftovers import clear_killed, clear_leftovers, forget_expired
+from nightferry.staging.orphans import clear_killed, clear_orphans, forget_expired
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +268,7 @@ def begin_run(
     clear_killed(opened, back_group)
     forget_expired(opened)
     if has_disk(opened, back_group):
-        clear_leftovers(opened, back_group, cancel=opened.cancel)
+        clear_orphans(opened, back_group, cancel=opened.cancel)
     wanted = _selection(opened, back_group, groups, stores)
     if run is not None:
         found = opened.catalog.run(run)

@@ -38,9 +38,9 @@ from nightferry.model.records import (
 )
 from nightferry.progress import Cancel, Progress
 from nightferry.retention.outlook import (
-    LEFTOVER_AGE,
+    ORPHAN_AGE,
     CopyOutlook,
-    LeftoverOutlook,
+    OrphanOutlook,
     Outlook,
     StagedOutlook,
     implausible,
@@ -51,8 +51,8 @@ from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import require_plausible_clock
 from nightferry.staging.images import is_staged
-from nightferry.staging.leftovers import forget_expired
-from nightferry.staging.owed import describe, is_here, orphans
+from nightferry.staging.orphans import forget_expired
+from nightferry.staging.owed import describe, is_here, undeliverable
 from nightferry.staging.room import remove_staged
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,10 @@ class Expiry:
     copies: list[CopyOutlook] = field(default_factory=list)
     cartridges: list[CartridgeRecord] = field(default_factory=list)
     staged: list[StagedOutlook] = field(default_factory=list)
-    leftovers: list[LeftoverOutlook] = field(default_factory=list)
-    foreign: list[LeftoverOutlook] = field(default_factory=list)
+    orphans: list[OrphanOutlook] = field(default_factory=list)
+    foreign: list[OrphanOutlook] = field(default_factory=list)
     """What lies there and is left alone."""
-    orphaned: list[str] = field(default_factory=list)
+    undeliverable: list[str] = field(default_factory=list)
     """Images that owe copies which no night delivers, with the reason; they never expire."""
     errors: dict[str, NightferryError] = field(default_factory=dict)
     refused: ConfigError | None = None
@@ -83,22 +83,22 @@ class Expiry:
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that come free: objects, cartridges as a whole, staging, leftovers."""
+        """Bytes that come free: objects, cartridges as a whole, staging, orphans."""
         return (
             sum(row.freed_bytes for row in self.copies)
             + sum(cartridge.used_bytes for cartridge in self.cartridges)
             + sum(row.image.size_bytes for row in self.staged)
-            + sum(row.leftover.size_bytes for row in self.leftovers if not row.error)
+            + sum(row.orphan.size_bytes for row in self.orphans if not row.error)
         )
 
     @property
     def exit_code(self) -> int:
         """What the command ends with: 0, or the gravest of what failed at a destination."""
         failed = [row for row in self.copies if row.fate == "failed"]
-        failed_leftovers = [row for row in self.leftovers if row.error]
+        failed_orphans = [row for row in self.orphans if row.error]
         codes = [error.exit_code for error in self.errors.values()]
         codes += [self.refused.exit_code] if self.refused is not None else []
-        return worst_exit_code([*codes, DestinationError.exit_code if failed or failed_leftovers else 0])
+        return worst_exit_code([*codes, DestinationError.exit_code if failed or failed_orphans else 0])
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -120,25 +120,25 @@ class Expiry:
             "orphans": [
                 {
                     "destination": row.destination,
-                    "what": row.leftover.what,
-                    "image": row.leftover.image,
-                    "path": row.leftover.path,
-                    "since": row.leftover.since,
-                    "size_bytes": row.leftover.size_bytes,
+                    "what": row.orphan.what,
+                    "image": row.orphan.image,
+                    "path": row.orphan.path,
+                    "since": row.orphan.since,
+                    "size_bytes": row.orphan.size_bytes,
                     "error": row.error or None,
                 }
-                for row in self.leftovers
+                for row in self.orphans
             ],
             "foreign": [
                 {
                     "destination": row.destination,
-                    "path": row.leftover.path,
-                    "size_bytes": row.leftover.size_bytes,
+                    "path": row.orphan.path,
+                    "size_bytes": row.orphan.size_bytes,
                     "why": row.why,
                 }
                 for row in self.foreign
             ],
-            "undeliverable": list(self.orphaned),
+            "undeliverable": list(self.undeliverable),
             "freed_bytes": self.freed_bytes,
             "refused": self.refused.message if self.refused is not None else None,
             "errors": [
@@ -198,7 +198,7 @@ def expire(
         raise next(iter(refused.values()))
     done = Expiry(False, [row for row in outlook.copies if row.fate != "expires"], errors=outlook.errors)
     done.foreign += outlook.foreign
-    done.orphaned += describe(orphans(opened))
+    done.undeliverable += describe(undeliverable(opened))
     if outlook.going or outlook.staged:
         intent = _intend(opened, outlook, reason)
         note = ""
@@ -217,7 +217,7 @@ def expire(
     _remember_gone(opened, done)
     opened.catalog.refresh()
     forget_expired(opened)
-    _clear(opened, outlook.leftovers, done, cancel)
+    _clear(opened, outlook.orphans, done, cancel)
     if closed or done.gone or done.staged or done.cartridges:
         done.undelivered = deliver_everywhere(opened)
     order = {row.copy.subject: number for number, row in enumerate(outlook.copies)}
@@ -235,7 +235,7 @@ def _without(outlook: Outlook, refused: dict[str, ImplausibleExpiry]) -> Outlook
             else row
             for row in outlook.copies
         ),
-        leftovers=tuple(row for row in outlook.leftovers if row.destination not in refused),
+        orphans=tuple(row for row in outlook.orphans if row.destination not in refused),
         errors=outlook.errors | refused,
     )
 
@@ -250,9 +250,9 @@ def _foreseen(opened: OpenSite, outlook: Outlook, refused: ConfigError | None) -
         rows,
         list(outlook.cartridges),
         list(outlook.staged),
-        list(outlook.leftovers),
+        list(outlook.orphans),
         list(outlook.foreign),
-        describe(orphans(opened)),
+        describe(undeliverable(opened)),
         outlook.errors,
         refused,
     )
@@ -420,7 +420,7 @@ def _remember_gone(opened: OpenSite, done: Expiry) -> None:
     """An image of which nothing is left is not listed for ever because a copy of it never arrived, or because
     staging lost it rather than freed it."""
     opened.catalog.refresh()
-    long_ago = opened.clock.now() - LEFTOVER_AGE
+    long_ago = opened.clock.now() - ORPHAN_AGE
     for image in {row.image.image: row.image for row in done.copies if row.fate == "expired"}.values():
         copies = opened.catalog.all_copies(image.image)
         cut_off = [copy for copy in copies if copy.state == "writing" and copy.started < long_ago]
@@ -433,13 +433,13 @@ def _remember_gone(opened: OpenSite, done: Expiry) -> None:
             _free(opened, image, "its last copy has expired, and staging does not have it")
 
 
-def _clear(opened: OpenSite, leftovers: Iterable[LeftoverOutlook], done: Expiry, cancel: Cancel) -> None:
-    for row in leftovers:
+def _clear(opened: OpenSite, orphans: Iterable[OrphanOutlook], done: Expiry, cancel: Cancel) -> None:
+    for row in orphans:
         cancel.check()
         try:
-            destination_of(opened, row.destination).clear(row.leftover)
+            destination_of(opened, row.destination).clear(row.orphan)
         except DestinationError as error:
-            done.leftovers.append(replace(row, error=error.message))
+            done.orphans.append(replace(row, error=error.message))
         else:
-            log.info("removed %s %s at %s", row.leftover.what, row.leftover.path, row.destination)
-            done.leftovers.append(row)
+            log.info("removed %s %s at %s", row.orphan.what, row.orphan.path, row.destination)
+            done.orphans.append(row)

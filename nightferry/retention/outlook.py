@@ -1,4 +1,4 @@
-"""What the retention says of every copy, of staging, cartridges and leftovers. Changes nothing.
+"""What the retention says of every copy, of staging, cartridges and orphans. Changes nothing.
 
 The rule itself is ``plan.retention``; here it meets the records.
 """
@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from nightferry.copies.accept import named_left_out
-from nightferry.destination.base import Leftover
+from nightferry.destination.base import Orphan
 from nightferry.destination.tape.library.pool import is_being_written
 from nightferry.errors import ConfigError, DestinationError, ImplausibleExpiry, NightferryError, OtherSite
 from nightferry.model.destinations import TapeSettings
@@ -28,7 +28,7 @@ from nightferry.staging.images import back_group_of, is_staged
 from nightferry.staging.owed import owes
 from nightferry.units import counted
 
-LEFTOVER_AGE = timedelta(days=2)
+ORPHAN_AGE = timedelta(days=2)
 """What nobody has written to for so long is no night's any more."""
 
 _Series = tuple[str, int | None, str]
@@ -75,12 +75,12 @@ class StagedOutlook:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftoverOutlook:
+class OrphanOutlook:
     """Something at a destination that belongs to no copy; ``error`` says why it could not be removed, ``why``,
     of what is left alone, for what reason."""
 
     destination: str
-    leftover: Leftover
+    orphan: Orphan
     error: str = ""
     why: str = ""
 
@@ -91,9 +91,9 @@ class Outlook:
 
     copies: tuple[CopyOutlook, ...] = ()
     staged: tuple[StagedOutlook, ...] = ()
-    leftovers: tuple[LeftoverOutlook, ...] = ()
+    orphans: tuple[OrphanOutlook, ...] = ()
     """Of ours, and to be removed."""
-    foreign: tuple[LeftoverOutlook, ...] = ()
+    foreign: tuple[OrphanOutlook, ...] = ()
     """Left alone: nothing proves that it is ours, or the catalog knows nothing of it."""
     cartridges: tuple[CartridgeRecord, ...] = ()
     """Those that are scratch once the copies have gone."""
@@ -123,7 +123,7 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
     rows: list[CopyOutlook] = []
     errors: dict[str, NightferryError] = {}
     away: set[str] = set()
-    leftovers: list[LeftoverOutlook] = []
+    orphans: list[OrphanOutlook] = []
     spared = _spared(opened)
     for name in names:
         found = list(_copies_at(opened, name, spared))
@@ -135,7 +135,7 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
             away.add(name)
         else:
             try:
-                leftovers += _leftovers(opened, name)
+                orphans += _orphans(opened, name)
             except (DestinationError, ConfigError) as error:
                 errors[name] = error
         rows += found
@@ -146,8 +146,8 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
     return Outlook(
         tuple(rows),
         tuple(_staged(opened)) if destination is None else (),
-        tuple(row for row in leftovers if not row.why),
-        tuple(row for row in leftovers if row.why),
+        tuple(row for row in orphans if not row.why),
+        tuple(row for row in orphans if row.why),
         tuple(c for name in names for c in scratch_cartridges(opened, name, going[name])),
         errors,
         frozenset(away),
@@ -172,7 +172,7 @@ def implausible(opened: OpenSite, outlook: Outlook) -> dict[str, ImplausibleExpi
     """Destination → why so much must not go there without somebody's word: more than ``at_most`` of its copies, orphans
     among them."""
     limit = opened.site.retention.at_most
-    orphans = Counter(row.destination for row in outlook.leftovers)
+    orphans = Counter(row.destination for row in outlook.orphans)
     all_there = Counter(row.copy.destination for row in outlook.copies) + orphans
     going = Counter(row.copy.destination for row in outlook.going) + orphans
     return {
@@ -226,7 +226,7 @@ def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> It
         if begun is not None:
             yield CopyOutlook(image, begun, "expires", "begun before")
         elif there:
-            at_work = copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < LEFTOVER_AGE
+            at_work = copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < ORPHAN_AGE
             why = spared.get(image.image) or ("a copy of it is being made" if at_work else "")
             proved = opened.catalog.is_whole(image) and there[-1].state == "verified"
             series[series_of[image.image]].append((image, there[-1], proved, why))
@@ -278,7 +278,7 @@ def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
     return CopyOutlook(row.image, row.copy, "locked", f"{row.why}; {lock}")
 
 
-def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
+def _orphans(opened: OpenSite, destination: str) -> Iterator[OrphanOutlook]:
     """What is left at a destination, but for what a run at work may still want, and damage for `verify`.
 
     Each put is on record before it begins. What bears our first side file, and the catalog has never heard of, is
@@ -288,22 +288,22 @@ def _leftovers(opened: OpenSite, destination: str) -> Iterator[LeftoverOutlook]:
     """
     if all(copy.destination != destination for copy in opened.catalog.all(CopyRecord)):
         return
-    for leftover in destination_of(opened, destination).leftovers(opened.clock.now() - LEFTOVER_AGE):
-        if leftover.what == "foreign":
-            yield LeftoverOutlook(destination, leftover, why="nothing proves that it is ours")
+    for orphan in destination_of(opened, destination).orphans(opened.clock.now() - ORPHAN_AGE):
+        if orphan.what == "foreign":
+            yield OrphanOutlook(destination, orphan, why="nothing proves that it is ours")
             continue
-        copies = [c for c in opened.catalog.all_copies(leftover.image) if c.destination == destination]
-        known = copies or named_left_out(opened.catalog, destination, leftover.path)
-        if leftover.image and not known:
-            yield LeftoverOutlook(destination, leftover, why="the catalog knows no copy of it there")
+        copies = [c for c in opened.catalog.all_copies(orphan.image) if c.destination == destination]
+        known = copies or named_left_out(opened.catalog, destination, orphan.path)
+        if orphan.image and not known:
+            yield OrphanOutlook(destination, orphan, why="the catalog knows no copy of it there")
             continue
-        if leftover.what == "unfinished" and any(copy.state in THERE for copy in copies):
+        if orphan.what == "unfinished" and any(copy.state in THERE for copy in copies):
             continue
-        image = opened.catalog.latest(ImageRecord, leftover.image)
+        image = opened.catalog.latest(ImageRecord, orphan.image)
         back_group = back_group_of(opened, image) if image is not None else ""
         at_work = back_group and opened.catalog.run_lock(back_group).holder() is not None
         if not at_work:
-            yield LeftoverOutlook(destination, leftover)
+            yield OrphanOutlook(destination, orphan)
 
 
 def _staged(opened: OpenSite) -> Iterator[StagedOutlook]:

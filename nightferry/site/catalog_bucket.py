@@ -136,7 +136,7 @@ class BucketStorage:
                 if there is not None:
                     return bool(there.get("Metadata", {}).get(_MARK) == mark)
         raise CatalogError(
-            f"{path} in {self} is refused as taken, and is not there",
+            f"{path} in {self} is reported as existing, but is not there",
             hint="check that nothing but nightferry writes there",
             subject=path,
         )

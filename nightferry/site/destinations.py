@@ -121,7 +121,7 @@ def _require_known(opened: OpenSite, name: str, made_once: Path) -> None:
     if not made_once.exists() and _holds_copies(opened, name):
         raise Unavailable(
             f"destination {name} holds copies, and {made_once} is not there",
-            hint="mount its disk; what is owed is delivered by the next run",
+            hint="mount its disk; the next run makes the missing copies",
             subject=name,
         )
 

@@ -78,14 +78,14 @@ def require_marker(destination: str, text: bytes, mark: SiteMark | None, site: s
     if there is None:
         raise OtherSite(
             f"destination {destination}: {MARKER} does not name its site",
-            hint=f"put {MARKER} back, or, where all that lies there is this site's, remove it: it is written again",
+            hint=f"restore {MARKER}; or, if everything there is this site's, remove it: it is written again",
             subject=destination,
         )
     if mark is not None and there.id == mark.id:
         return there
     raise OtherSite(
-        f"destination {destination} is of {there}, not of {mark or f'site {site} with its new catalog'}",
-        hint=f"if it is this very site whose catalog was lost: `nightferry catalog rebuild --copy {destination}`; "
+        f"destination {destination} belongs to {there}, not to {mark or f'site {site} with its new catalog'}",
+        hint=f"if it is this site, and its catalog was lost: `nightferry catalog rebuild --copy {destination}`; "
         "otherwise give each site its own url",
         subject=destination,
     )
@@ -103,8 +103,8 @@ def _require_known(opened: OpenSite, target: Marked, mark: SiteMark) -> None:
     if any(target.has_copy(copy.location, copy.digest, mark) for copy in known[: -_LOOKED_AT - 1 : -1]):
         return
     raise OtherSite(
-        f"destination {target.name} holds images of which this catalog of site {opened.site.site.name} knows none, and "
-        f"has no {MARKER} that says whose they are",
-        hint=f"`nightferry catalog rebuild --copy {target.name}` takes them in; otherwise give the site its own url",
+        f"destination {target.name} holds images that are not in the catalog of site {opened.site.site.name}, "
+        f"and no {MARKER} that names their site",
+        hint=f"`nightferry catalog rebuild --copy {target.name}` adds them; otherwise give the site its own url",
         subject=target.name,
     )

@@ -78,7 +78,7 @@ def active_node(opened: OpenSite, back_group: str) -> str:
     if len(owners) > 1:
         raise ClusterError(
             f"the services staged on {back_group} run on several nodes: {', '.join(sorted(owners))}",
-            hint="give each its own BACK group, or bring them to one node",
+            hint="give each its own BACK group, or move them to one node",
             subject=back_group,
         )
     return owners.pop() if owners else opened.site.active_node.name

@@ -220,16 +220,16 @@ class OpenSite:
             catalog = Catalog(storage, node=self.host, clock=self.clock)
             if catalog.is_empty and used:
                 raise CatalogError(
-                    f"the catalog {storage} is empty, and {', '.join(used)} was used before",
-                    hint="correct site.catalog, or see docs/recovery.md; to begin anew, remove the disk's .nightferry",
+                    f"the catalog {storage} is empty, but {', '.join(used)} was used before",
+                    hint="correct site.catalog, or see docs/recovery.md; to start again, remove the disk's .nightferry",
                     subject=str(storage),
                 )
             return catalog
         if not path.exists() and path.parent.is_dir():
             if used:
                 raise CatalogError(
-                    f"the catalog {path} is not there, and {', '.join(used)} was used before",
-                    hint="mount the catalog's disk, or see docs/recovery.md; to begin anew, make the folder by hand",
+                    f"the catalog {path} is not there, but {', '.join(used)} was used before",
+                    hint="mount the catalog's disk, or see docs/recovery.md; to start again, create the folder by hand",
                     subject=str(path),
                 )
             return Catalog.create(path, node=self.host, clock=self.clock)

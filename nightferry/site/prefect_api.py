@@ -63,8 +63,8 @@ def why_unguarded(url: str, single_user: bool, has_credentials: bool) -> str:
     opened = is_open(url)
     host = urllib.parse.urlsplit(url).netloc.rpartition("@")[2]
     if opened:
-        who = "everybody who reaches it" if beyond else "every user of this machine"
-        return f"the Prefect API at {host} lets in {who} and so lets them command its workers"
+        who = "anybody who reaches it" if beyond else "every user of this machine"
+        return f"the Prefect API at {host} lets {who} in, who can then command its workers"
     if opened is None and beyond and not has_credentials:
         return f"the Prefect API at {host} is not on loopback, and no key or auth string is set for it"
     return ""

@@ -63,7 +63,7 @@ def describe(opened: OpenSite, found: dict[str, datetime], now: datetime | None 
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     return (
         f"run {run} is stamped {stamp:%Y-%m-%d %H:%M}, {format_duration(ahead.total_seconds())} from now{more}: "
-        "this clock is behind, or that one was ahead"
+        "this clock is slow, or that one was fast"
     )
 
 
@@ -74,7 +74,7 @@ def accept_clock(opened: OpenSite, reason: str) -> ClockRecord | None:
         ConfigError: no reason.
     """
     if not reason.strip():
-        raise ConfigError("--clock-is-right needs a reason", hint="say how you know that this clock is right")
+        raise ConfigError("--clock-is-right needs a reason", hint="add how you know that this clock is right")
     opened.catalog.refresh()
     found = future_runs(opened)
     if not found:

@@ -36,7 +36,7 @@ def packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> Iterator[F
                 "NF-SITE-002",
                 "fail",
                 f"the package {name} is {place or 'not there'}, not nightferry's",
-                "remove the other package, or install nightferry into a virtual environment of its own",
+                "remove the other package, or install nightferry into its own virtual environment",
             )
 
 
@@ -54,5 +54,5 @@ def hooks(opened: OpenSite) -> Iterator[Finding]:
             text = f"hook {hook.name}: {program} cannot be run by this user"
             yield Finding("NF-HOOK-001", "fail", text, f"`chmod +x {program}`")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o002:
-            text = f"hook {hook.name}: others can write {program}"
+            text = f"hook {hook.name}: other users can write {program}"
             yield Finding("NF-HOOK-002", "fail", text, f"`chown root {program}`, `chmod o-w {program}`")

@@ -26,9 +26,9 @@ def known_mark(catalog: Catalog, site: str) -> SiteMark | None:
         return None
     if record.name != site:
         raise OtherSite(
-            f"the catalog {catalog.storage} is of site {record.name} (id {record.id[:8]}), and the site file is "
-            f"that of {site}",
-            hint="correct site.catalog; a site that was renamed says so with "
+            f"the catalog {catalog.storage} belongs to site {record.name} (id {record.id[:8]}), but the site file is "
+            f"for {site}",
+            hint="correct site.catalog; after renaming a site, run "
             f"`nightferry catalog accept --renamed-from {record.name} --reason TEXT`",
             subject=str(catalog.storage),
         )

@@ -138,7 +138,7 @@ class SqliteSource:
             except (sqlite3.Error, OSError) as error:
                 if _is_full(error):
                     raise StagingFull(
-                        f"no room in {self._scratch_directory} for a copy of {safe(database)}",
+                        f"no space in {self._scratch_directory} for a copy of {safe(database)}",
                         subject=safe(database),
                     ) from error
                 image.add_absent(name, "unreadable", f"SQLite cannot copy it: {error}", status)
@@ -166,7 +166,7 @@ class SqliteSource:
         except OSError as error:
             raise ConfigError(
                 f"cannot make a folder in {self._scratch_directory}: {error.strerror}",
-                hint="databases are copied to staging first: it must be there and writable",
+                hint="databases are copied to staging first: it must exist and be writable",
             ) from error
 
 

@@ -63,7 +63,7 @@ def copy_database(database: bytes, copy: Path, cancel: Cancel) -> str:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
             try:
                 _back_up(database, copy, cancel, mode="rw")
-                return "a transaction that a crashed writer left was rolled back"
+                return "a transaction left by a crashed writer was rolled back"
             except sqlite3.OperationalError as again:
                 error = again
         if error.sqlite_errorcode & 0xFF not in _NOT_OPENED and error.sqlite_errorcode not in _NOT_SHARED:
@@ -130,7 +130,7 @@ def _copy_files(database: bytes, copy: Path, cancel: Cancel) -> str:
     with closing(sqlite3.connect(copy)) as base:
         _end_log(base)
     if had_journal and not journal.exists():
-        return "a transaction that was not committed yet was rolled back in the copy"
+        return "an uncommitted transaction was rolled back in the copy"
     return ""
 
 

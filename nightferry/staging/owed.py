@@ -35,7 +35,7 @@ class Owed:
 
     image: ImageRecord
     destination: str
-    orphan: str = ""
+    undeliverable: str = ""
     """Why no night delivers it as the site file is; empty when one does."""
     unnamed: str = ""
     """Which name of the image's the site file no longer has, although the next night delivers the copy."""
@@ -57,10 +57,10 @@ def owed(opened: OpenSite, back_group: str | None = None) -> list[Owed]:
     ]
 
 
-def orphans(opened: OpenSite) -> list[Owed]:
+def undeliverable(opened: OpenSite) -> list[Owed]:
     """What is owed by images that the site file does not account for any more, whether or not a night still delivers
     it."""
-    return [each for each in owed(opened) if each.orphan or each.unnamed]
+    return [each for each in owed(opened) if each.undeliverable or each.unnamed]
 
 
 def owes(opened: OpenSite, image: ImageRecord) -> bool:
@@ -139,14 +139,14 @@ def lost(opened: OpenSite, group: str | None = None, store: str | None = None) -
     return [image for image in opened.catalog.images(group, store) if is_lost(opened, image)]
 
 
-def describe(orphaned: list[Owed]) -> list[str]:
-    """A line for each image of `orphans`."""
+def describe(undeliverable: list[Owed]) -> list[str]:
+    """A line for each image of `undeliverable`."""
     found: dict[str, list[Owed]] = {}
-    for each in orphaned:
+    for each in undeliverable:
         found.setdefault(each.image.image, []).append(each)
     return [
         f"{image} owes {counted(len(rows), 'copy', 'copies')} at {', '.join(row.destination for row in rows)}: "
-        + "; ".join(dict.fromkeys(row.orphan or row.unnamed for row in rows))
+        + "; ".join(dict.fromkeys(row.undeliverable or row.unnamed for row in rows))
         for image, rows in found.items()
     ]
 

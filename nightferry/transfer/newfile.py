@@ -57,7 +57,7 @@ class NewFile:
             self.close()
             self.remove()
             if error.errno in NO_SPACE:
-                raise StagingFull(f"{format_size(expected_bytes)} do not fit for {path}") from error
+                raise StagingFull(f"no space for the {format_size(expected_bytes)} of {path}") from error
             raise self.failure(error, 0) from error
 
     @property
@@ -100,7 +100,7 @@ class NewFile:
     def failure(self, error: OSError, offset: int) -> NightferryError:
         """What to raise when writing at ``offset`` failed."""
         if error.errno in NO_SPACE:
-            return StagingFull(f"no room left for {self.path} after {format_size(offset)}")
+            return StagingFull(f"no space left for {self.path} after {format_size(offset)}")
         return DestinationError(
             f"cannot write {self.path} at byte {offset}: {error.strerror}",
             hint="check the disk that holds it (kernel log, SMART), then run again",
@@ -138,7 +138,7 @@ class NewFile:
             ) from error
         except OSError as error:
             if error.errno in NO_SPACE:
-                raise StagingFull(f"no room to create {self.path}") from error
+                raise StagingFull(f"no space to create {self.path}") from error
             raise ConfigError(f"cannot create {self.path}: {error.strerror}") from error
 
     def _open_again(self, fd: int) -> int:
@@ -162,4 +162,4 @@ class NewFile:
         device = os.fstat(self.fd).st_dev
         if device not in _said:
             _said.add(device)
-            _log.warning("the file system of %s refuses unbuffered I/O; going through the cache", self.path)
+            _log.warning("the file system of %s refuses unbuffered I/O; using the page cache", self.path)

@@ -186,5 +186,5 @@ class FileReader:
     def _unreadable(self, error: OSError, offset: int) -> MediumDamaged | Unavailable:
         message = f"cannot read {self.path} at byte {offset}: {error.strerror}"
         if error.errno in _DAMAGED:
-            return MediumDamaged(message, hint="use another copy with --copy, and look at the disk")
+            return MediumDamaged(message, hint="use another copy with --copy, and check the disk")
         return Unavailable(message)

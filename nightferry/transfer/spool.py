@@ -143,6 +143,6 @@ def _no_room(error: OSError) -> ConfigError:
     full = error.errno in NO_SPACE
     return ConfigError(
         f"cannot keep a temporary file in {folder}: {error.strerror}",
-        hint=f"{'make room there' if full else 'make the folder writable'}, or name another one with TMPDIR",
+        hint=f"{'free space there' if full else 'make the folder writable'}, or name another one with TMPDIR",
         subject=folder,
     )

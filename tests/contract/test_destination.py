@@ -482,10 +482,10 @@ def test_an_expired_copy_leaves_nothing_and_expires_again_without_complaint(plac
     assert len(read_all(destination, kept)) == MIB
 
 
-def test_whole_copies_are_no_leftovers_however_old(place: Place) -> None:
+def test_whole_copies_are_no_orphans_however_old(place: Place) -> None:
     destination = place.again()
     put(destination, Image(IMAGE, random_bytes(1, MIB)))
-    assert list(destination.leftovers(datetime.now(UTC) + timedelta(days=400))) == []
+    assert list(destination.orphans(datetime.now(UTC) + timedelta(days=400))) == []
 
 
 def test_what_another_site_wrote_is_neither_written_over_nor_removed(place: Place) -> None:
@@ -495,11 +495,11 @@ def test_what_another_site_wrote_is_neither_written_over_nor_removed(place: Plac
     image = Image(IMAGE, random_bytes(1, MIB))
     receipt = put(first, image)
     first._mark = lambda: SiteMark("OHIO", "f" * 32)
-    with pytest.raises(NotOurs, match=r"is of site TEX \(id 01234567\), not of site OHIO"):
+    with pytest.raises(NotOurs, match=r"belongs to site TEX \(id 01234567\), not to site OHIO"):
         put(first, image, 2)
     with pytest.raises(NotOurs):
         first.expire(receipt.location, "d1")
-    assert list(first.leftovers(datetime.now(UTC) + timedelta(days=400))) == []
+    assert list(first.orphans(datetime.now(UTC) + timedelta(days=400))) == []
     assert read_all(place.again(), receipt) == image.data
 
 

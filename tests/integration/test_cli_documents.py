@@ -19,12 +19,12 @@ from nightferry.cli.backup import show
 from nightferry.cli.output import Output, dump_json
 from nightferry.cli.session import Session
 from nightferry.copies.accept import Accepted
-from nightferry.destination.base import Leftover
+from nightferry.destination.base import Orphan
 from nightferry.errors import BusyError
 from nightferry.model.catalog_records import RebuildRecord
 from nightferry.night.report import night_result
 from nightferry.retention.expire import Expiry
-from nightferry.retention.outlook import LeftoverOutlook, StagedOutlook
+from nightferry.retention.outlook import OrphanOutlook, StagedOutlook
 from tests.support import night
 from tests.support.command_site import BACK, SOURCES, Command, CommandSite, process
 
@@ -289,14 +289,14 @@ def _expiry(site: CommandSite, run: Callable[..., dict[str, Any]], said: Said) -
         image = here.catalog.images()[0]
         when = image.started
         cartridge = here.catalog.cartridges("tape")[0]
-    left = Leftover("upload", image.image, f"images/{image.image}/data", when, 5, "7")
+    left = Orphan("upload", image.image, f"images/{image.image}/data", when, 5, "7")
     met = Expiry(
         False,
         staged=[StagedOutlook(image, BACK, "partial, never approved, beyond keep_last = 1")],
         cartridges=[cartridge],
-        leftovers=[LeftoverOutlook("cloud", left), LeftoverOutlook("cloud", left, "it is away")],
-        foreign=[LeftoverOutlook("cloud", left, why="nothing proves that it is ours")],
-        orphaned=[f"{image.image} owes 1 copy at cloud: destination cloud is not in the site file"],
+        orphans=[OrphanOutlook("cloud", left), OrphanOutlook("cloud", left, "it is away")],
+        foreign=[OrphanOutlook("cloud", left, why="nothing proves that it is ours")],
+        undeliverable=[f"{image.image} owes 1 copy at cloud: destination cloud is not in the site file"],
     )
     said.add("nightferry expire", json.loads(dump_json(met.as_json())))
 

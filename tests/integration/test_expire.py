@@ -481,7 +481,7 @@ def test_check_says_what_is_kept_for_ever_or_once(make_site: MakeSite, more: str
     assert all("folder" in f.text and f.fix for f in findings)
 
 
-def test_leftovers_of_a_folder_go_when_nobody_touched_them_for_two_days(make_site: MakeSite) -> None:
+def test_orphans_of_a_folder_go_when_nobody_touched_them_for_two_days(make_site: MakeSite) -> None:
     site, clock = make_site(copies=("folder",)), HandClock()
     with site.open(clock) as opened:
         nights(opened, clock, 1)
@@ -505,12 +505,12 @@ def test_leftovers_of_a_folder_go_when_nobody_touched_them_for_two_days(make_sit
         os.utime(cut.parent / "origin.json", (old, old))
         os.utime(cut / "data", (young, young))
         done = run_expire(opened)
-        assert [(r.leftover.what, r.leftover.path) for r in done.leftovers] == [
+        assert [(r.orphan.what, r.orphan.path) for r in done.orphans] == [
             ("data", f"images/{image(10)}/data.zst")
         ]
         assert not (whole / "data.zst").exists()
         os.utime(cut / "data", (old, old))
-        assert [r.leftover.what for r in run_expire(opened, dry_run=True).leftovers] == ["unfinished"]
+        assert [r.orphan.what for r in run_expire(opened, dry_run=True).orphans] == ["unfinished"]
         assert cut.exists()
         run_expire(opened)
         assert not cut.parent.exists()

@@ -234,13 +234,13 @@ def test_uploads_nobody_goes_on_with_are_listed_and_aborted(
         begun = client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
         client.upload_part(Bucket=bucket, Key=key, UploadId=begun, PartNumber=1, Body=b"z" * 1000)
         foreign = client.create_multipart_upload(Bucket=bucket, Key="other/images/x")["UploadId"]
-        assert run_expire(opened, dry_run=True).leftovers == []
+        assert run_expire(opened, dry_run=True).orphans == []
         clock.advance(2 * DAY)
         lock = opened.catalog.run_lock(BACK_GROUP).acquire("somebody", "20261130")
-        assert run_expire(opened).leftovers == []
+        assert run_expire(opened).orphans == []
         lock.release()
         foreseen = run_expire(opened, dry_run=True)
-        assert [(r.leftover.what, r.leftover.size_bytes) for r in foreseen.leftovers] == [("upload", 1000)]
+        assert [(r.orphan.what, r.orphan.size_bytes) for r in foreseen.orphans] == [("upload", 1000)]
         assert len(client.list_multipart_uploads(Bucket=bucket)["Uploads"]) == 2
         done = run_expire(opened)
         assert (done.freed_bytes, done.exit_code) == (1000, 0)
@@ -264,14 +264,14 @@ def test_data_left_beside_a_compressed_copy_goes_and_the_copy_stays(seaweed: Sea
         Bucket=seaweed.bucket, Key=f"{prefix}/images/{image(11)}/origin.json", Body=said.encode()
     )
     before = set(seaweed.keys_below(prefix))
-    assert list(destination.leftovers(clock.now() - 4 * DAY)) == []
-    found = list(destination.leftovers(clock.now() - 2 * DAY))
+    assert list(destination.orphans(clock.now() - 4 * DAY)) == []
+    found = list(destination.orphans(clock.now() - 2 * DAY))
     assert [(x.what, x.path, x.size_bytes) for x in found] == [
         ("data", f"images/{image(10)}/data", 77),
         ("unfinished", f"images/{image(11)}", 5 + len(said)),
     ]
-    for leftover in found:
-        destination.clear(leftover)
+    for orphan in found:
+        destination.clear(orphan)
     assert before - set(seaweed.keys_below(prefix)) == {
         f"{folder}/data",
         f"{prefix}/images/{image(11)}/data",
@@ -293,8 +293,8 @@ def test_parts_being_added_to_keep_an_old_upload(seaweed: Seaweed) -> None:
     (upload,) = client.list_multipart_uploads(Bucket=seaweed.bucket, Prefix=prefix)["Uploads"]
     (part,) = client.list_parts(Bucket=seaweed.bucket, Key=key, UploadId=begun)["Parts"]
     newest = max(upload["Initiated"], part["LastModified"])
-    assert [x for x in destination.leftovers(newest) if x.what == "upload"] == []
-    (found,) = (x for x in destination.leftovers(newest + timedelta(seconds=1)) if x.what == "upload")
+    assert [x for x in destination.orphans(newest) if x.what == "upload"] == []
+    (found,) = (x for x in destination.orphans(newest + timedelta(seconds=1)) if x.what == "upload")
     assert found.since == newest
     client.abort_multipart_upload(Bucket=seaweed.bucket, Key=key, UploadId=begun)
     destination.clear(found)  # gone already is fine

@@ -120,7 +120,7 @@ def test_a_store_that_grows_beyond_the_disk_fails_alone(
     monkeypatch.setattr(files.FilesSource, "estimate", then_grow)
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
-        one_failed(opened, site, record, "no room left")
+        one_failed(opened, site, record, "no space left")
 
 
 def test_a_disk_that_cannot_reserve_room_still_fails_one_store_alone(
@@ -147,7 +147,7 @@ def test_a_disk_that_cannot_reserve_room_still_fails_one_store_alone(
     monkeypatch.setattr(files.FilesSource, "write", hogged)
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
-        one_failed(opened, site, record, "no room left")
+        one_failed(opened, site, record, "no space left")
 
 
 def test_no_room_for_the_side_files_is_no_room(
@@ -168,7 +168,7 @@ def test_no_room_for_the_side_files_is_no_room(
     monkeypatch.setattr(staged_files, "replace_file", hogged)
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
-        one_failed(opened, site, record, "no room left")
+        one_failed(opened, site, record, "no space left")
 
 
 def test_a_database_whose_copy_does_not_fit_fails_alone(
@@ -186,4 +186,4 @@ def test_a_database_whose_copy_does_not_fit_fails_alone(
     site.file.write_text(text.replace(old, f'kind = "sqlite"\n  path = "{database}"'))
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
-        one_failed(opened, site, record, "no room in")
+        one_failed(opened, site, record, "no space in")

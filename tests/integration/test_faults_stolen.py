@@ -25,7 +25,7 @@ from nightferry.progress import QUIET, Cancel, Quiet
 from nightferry.site.destinations import destination_of
 from nightferry.site.nodes import active_node
 from nightferry.site.opened import OpenSite
-from nightferry.staging import adoption, leftovers, ownership
+from nightferry.staging import adoption, orphans, ownership
 from tests.conftest import needs
 from tests.support import night
 from tests.support.disks import ext4, make_ext4, mount
@@ -295,10 +295,10 @@ def test_an_adoption_that_is_stopped_keeps_the_image_and_a_later_one_records_it(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(adoption, "check_chunk", stopped)
             with pytest.raises(Cancelled):
-                leftovers.clear_leftovers(opened, BACK_GROUP, cancel=cancel)
+                orphans.clear_orphans(opened, BACK_GROUP, cancel=cancel)
         assert tar.exists()
         assert opened.catalog.all(ImageRecord) == []
-        leftovers.clear_leftovers(opened, BACK_GROUP, cancel=Cancel())
+        orphans.clear_orphans(opened, BACK_GROUP, cancel=Cancel())
         (adopted,) = opened.catalog.all(ImageRecord)
         assert compare_tar(tar, site.store("SG1/a")) == ""
         assert adopted.path.endswith(tar.name)

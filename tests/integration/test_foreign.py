@@ -128,7 +128,7 @@ def run_expire(opened: OpenSite, **options: Any) -> expire.Expiry:
 
 
 def told(done: expire.Expiry) -> set[str]:
-    return {row.leftover.path for row in done.foreign}
+    return {row.orphan.path for row in done.foreign}
 
 
 def test_others_files_are_told_and_stay_whatever_is_done(
@@ -153,9 +153,9 @@ def test_others_files_are_told_and_stay_whatever_is_done(
         expected = TOLD | {f"images/{first}/notes.txt"}
         expected |= {f"images/{first}/deep" if place.root else f"images/{first}/deep/data"}
         assert told(foreseen) == expected
-        assert foreseen.leftovers == []
+        assert foreseen.orphans == []
         done = run_expire(opened)
-        assert (told(done), done.leftovers, done.exit_code) == (expected, [], 0)
+        assert (told(done), done.orphans, done.exit_code) == (expected, [], 0)
         after = place.sums()
         assert {path: after[path] for path in before} == before
         assert {path for path in after if path.startswith(f"images/{first}/")} == set(within)
@@ -197,7 +197,7 @@ def test_orphans_of_ours_go_and_count_in_the_implausible_share(place: Place) -> 
         assert "9 orphans among them" in refused.message
         opened.site.retention.__dict__["at_most"] = 0.95
         done = run_expire(opened)
-        assert {row.leftover.path for row in done.leftovers} == {f"images/{name}" for name in names}
+        assert {row.orphan.path for row in done.orphans} == {f"images/{name}" for name in names}
     left = {path.split("/")[1] for path in place.sums() if path.startswith("images/")}
     assert left.isdisjoint(names)
     assert len(left) == 2
@@ -242,7 +242,7 @@ def test_parts_of_others_are_not_aborted(seaweed: Seaweed, make_site: MakeSite) 
             begun.append(client.create_multipart_upload(Bucket=seaweed.bucket, Key=key)["UploadId"])
             client.upload_part(Bucket=seaweed.bucket, Key=key, UploadId=begun[-1], PartNumber=1, Body=b"part")
         done = run_expire(opened)
-        assert done.leftovers == []
+        assert done.orphans == []
         assert {f"images/{SHAPED}/data", "images/holiday/film"} <= told(done)
     left = client.list_multipart_uploads(Bucket=seaweed.bucket, Prefix=prefix)["Uploads"]
     assert sorted(upload["UploadId"] for upload in left) == sorted(begun)
@@ -295,5 +295,5 @@ def test_a_link_that_leads_nowhere_is_listed_and_left_alone(make_site: MakeSite)
         (site.objects / "images" / "dangling").symlink_to("/nonexistent")
         done = run_expire(opened)
     assert done.errors == {}
-    assert [row.leftover.path for row in done.foreign] == ["images/dangling"]
+    assert [row.orphan.path for row in done.foreign] == ["images/dangling"]
     assert (site.objects / "images" / "dangling").is_symlink()

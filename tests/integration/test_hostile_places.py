@@ -128,7 +128,7 @@ FORGED_RECORDS: dict[str, Callable[[bytes, Path], bytes]] = {
     "size": _says(size_bytes=-1),
     "types": lambda text, _: b'{"image": [], "run": 7, "size_bytes": true, "digest": {}}',
     "terminal": _says(group="\x1b]0;owned\x07"),
-    "no text": lambda text, _: bytes(range(256)),
+    "not text": lambda text, _: bytes(range(256)),
     "deep": lambda text, _: b"[" * 100_000,
     "number": lambda text, _: b'{"size_bytes": ' + b"9" * 20_000 + b"}",
     "huge": lambda text, _: b" " * (5 << 20) + text,
@@ -142,7 +142,7 @@ FORGED_COPIES: dict[str, Callable[[bytes, Path], bytes]] = {
     "image path": _says(image=lambda canary: str(canary / "canary")),
     "size": _says(size_bytes=1 << 70),
     "location": _says(location={"parts": [{"barcode": "../../x"}]}),
-    "no text": lambda text, _: b"\xff\xfe",
+    "not text": lambda text, _: b"\xff\xfe",
 }
 
 

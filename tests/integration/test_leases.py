@@ -18,7 +18,7 @@ from nightferry.model.records import ImageRecord
 from nightferry.night import gate, stage
 from nightferry.progress import QUIET, Cancel
 from nightferry.site.opened import OpenSite
-from nightferry.staging import leftovers
+from nightferry.staging import orphans
 from nightferry.staging.images import files_of
 from nightferry.staging.scratch import scratch_folder
 from tests.conftest import needs
@@ -104,7 +104,7 @@ def test_a_night_and_what_follows_a_crash_of_it(site: SmallSite, opened_files: O
         # A second one that is killed when its images have their names and are not recorded.
         adopted = crashed(opened)
         with opened_files.watched() as found:
-            leftovers.clear_leftovers(opened, BACK_GROUP, cancel=Cancel())
+            orphans.clear_orphans(opened, BACK_GROUP, cancel=Cancel())
         assert found == []
         assert opened.catalog.latest(ImageRecord, adopted) is not None
 

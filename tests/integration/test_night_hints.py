@@ -44,7 +44,7 @@ def test_of_a_place_that_is_another_sites_the_night_says_what_to_do(make_site: M
         site.objects.mkdir()
         (site.objects / "site.json").write_text('{"format": 1, "site": "OHIO", "id": "%s"}' % ("f" * 32))
         result, error = failed_night(opened)
-        assert "is of site OHIO" in result.reasons[0]
+        assert "belongs to site OHIO" in result.reasons[0]
         assert result.hints == [error.hint]
         assert "give each site its own url" in result.hints[0]
         assert "give each site its own url" in report_markdown(result)

@@ -124,7 +124,7 @@ def test_a_destination_that_left_the_site_file_is_owed_until_somebody_gives_it_u
         assert rows(opened)["SG1/a"].colour == "amber"
         assert image in rows(opened)["SG1/a"].reason
         assert any(f.id == "NF-OWED-001" and image in f.text for f in check.check(opened.loaded))
-        said = expire.expire(opened, dry_run=True, progress=QUIET, cancel=Cancel()).orphaned
+        said = expire.expire(opened, dry_run=True, progress=QUIET, cancel=Cancel()).undeliverable
         assert any(line.startswith(f"{image} owes 1 copy at folder") for line in said)
         with pytest.raises(ConfigError, match="needs a reason"):
             owed.forget(opened, image, " ")
@@ -145,7 +145,7 @@ def test_a_back_group_that_was_renamed_still_delivers_from_its_disk(place: Place
     with place.open() as opened:
         owing = {o.image.image for o in owed.owed(opened, "TEX-BACK-9")}
         assert owing == {f"{run.run}.SG1.{s}.L0" for s in "ab"}
-        assert owed.orphans(opened) == []
+        assert owed.undeliverable(opened) == []
 
 
 def test_an_owed_image_that_is_damaged_on_staging_is_made_again_from_another_copy(place: Place) -> None:
@@ -259,7 +259,9 @@ def test_what_a_removed_back_group_owes_is_named_by_every_night(place: Place) ->
         assert (result.outcome, result.exit_code) == ("CopyMissing", 20)
         assert (name, "folder") in result.owed_before
         assert "its BACK group TEX-BACK-1 is not in the site file" in result.notes[name, "folder"].text
-        assert any(line.startswith(f"{name} owes 1 copy") for line in owed.describe(owed.orphans(opened)))
+        assert any(
+            line.startswith(f"{name} owes 1 copy") for line in owed.describe(owed.undeliverable(opened))
+        )
         for store in ("SG1/a", "SG1/b"):
             owed.forget(opened, store, "the disk is gone")
         assert night_result(opened, result.run).outcome == "Completed"

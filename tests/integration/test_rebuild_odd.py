@@ -212,9 +212,7 @@ def test_every_folder_that_cannot_be_taken_is_named_and_none_stops_the_rest(
         assert opened.mark() == mark
         done = run_expire(opened)
     after = place.sums()
-    assert {row.leftover.path for row in done.leftovers} == {f"images/{other.image}"}, (
-        "ours, named, and accepted"
-    )
+    assert {row.orphan.path for row in done.orphans} == {f"images/{other.image}"}, "ours, named, and accepted"
     lacks = {path for path in before if path not in after}
     assert {path.rsplit("/", 1)[0] for path in lacks if path.startswith("images/")} == {
         f"images/{other.image}"

@@ -122,7 +122,7 @@ def test_without_lists_of_uploads_a_cut_one_begins_again(seaweed: Seaweed, proxy
     destination = open_bucket(seaweed, prefix, endpoint=proxy.endpoint)
     agree_on_falling_back(seaweed, prefix, destination, "NF-S3-015")
     if status == 501:  # what else is left there is found all the same
-        found = list(destination.leftovers(datetime.now(UTC) + timedelta(days=1)))
+        found = list(destination.orphans(datetime.now(UTC) + timedelta(days=1)))
         assert [left.path for left in found] == ["images/i1", "images/i2"]  # no names of images
 
 
@@ -257,7 +257,7 @@ def test_locks_dropped_on_the_way_are_no_verified_copies(
         small = PlainImage("i1", b"x" * 1000)  # moto forgets the lock of a multipart upload
         # The gateway lets the scratch object's lock by: every copy is looked at all the same.
         proxy.rule = lambda ask: dropped(ask) if "/images/" in ask.path else None
-        with pytest.raises(DestinationError, match="stored with a lock, and has none"):
+        with pytest.raises(DestinationError, match="stored with a lock, but has none"):
             put(destination, small)
         assert destination.find("i1", 1) is None
         proxy.rule = lambda ask: None
@@ -265,4 +265,4 @@ def test_locks_dropped_on_the_way_are_no_verified_copies(
         assert destination.find("i1", 1) is not None
     else:
         proxy.rule = dropped
-        agree_on_failing(destination, "NF-S3-013", "stored with a lock, and has none")
+        agree_on_failing(destination, "NF-S3-013", "stored with a lock, but has none")

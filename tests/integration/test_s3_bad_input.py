@@ -40,8 +40,8 @@ def small() -> PlainImage:
 @pytest.mark.parametrize(
     ("keys", "hint"),
     [
-        (("nobody", "x" * 20), "access key is not known"),
-        ((KEYS[0], "wrong-secret-e5d1"), "not the access key's"),
+        (("nobody", "x" * 20), "access key is unknown"),
+        ((KEYS[0], "wrong-secret-e5d1"), "does not match the access key"),
     ],
 )
 def test_wrong_keys_are_said_without_being_shown(
@@ -279,7 +279,7 @@ def test_a_range_that_is_not_the_one_asked_for_is_refused(seaweed: Seaweed, prox
         reader.read(5, 10)
 
 
-def test_leftovers_older_than_two_days_are_listed_by_check(seaweed: Seaweed) -> None:
+def test_orphans_older_than_two_days_are_listed_by_check(seaweed: Seaweed) -> None:
     prefix = seaweed.prefix()
     seaweed.client().create_multipart_upload(Bucket=seaweed.bucket, Key=f"{prefix}/images/i7/data")
     destination = open_bucket(seaweed, prefix, clock=_Later(days=3))

@@ -80,7 +80,7 @@ def foreign(body: bytes) -> bytes:
 READINGS: dict[str, Callable[[S3Destination], object]] = {
     "copies": lambda d: list(d.scan()),
     "catalogs": lambda d: d.catalog_copies(),
-    "orphans": lambda d: list(d.leftovers(LATER)),
+    "orphans": lambda d: list(d.orphans(LATER)),
     "expiry": lambda d: d.expire({"image": named("i1"), "epoch": 1, "size_bytes": 100}, "d1"),
 }
 
@@ -92,7 +92,7 @@ def test_a_listing_cut_short_is_an_error_wherever_it_is_read(
 ) -> None:
     READINGS["copies"](copies)
     proxy.rule = lambda ask: Fault(edit=edit) if is_listing(ask) else None
-    with pytest.raises(DestinationError, match="this listing is not whole") as refused:
+    with pytest.raises(DestinationError, match="this listing is incomplete") as refused:
         READINGS[reading](copies)
     assert not refused.value.retryable
     proxy.rule = lambda ask: None
@@ -106,7 +106,7 @@ def test_an_answer_to_another_question_is_an_error(
     copies: S3Destination, proxy: Proxy, edit: Callable[[bytes], bytes]
 ) -> None:
     proxy.rule = lambda ask: Fault(edit=edit) if "list-type" in ask.query else None
-    with pytest.raises(DestinationError, match="this listing is not whole"):
+    with pytest.raises(DestinationError, match="this listing is incomplete"):
         list(copies.scan())
 
 
@@ -166,7 +166,7 @@ def test_parts_and_uploads_cut_short_stop_the_put(
         proxy.rule = lambda ask, query=query: (
             Fault(edit=cut) if ask.method == "GET" and query in ask.query else None
         )
-        with pytest.raises(DestinationError, match="this listing is not whole"):
+        with pytest.raises(DestinationError, match="this listing is incomplete"):
             put(copies, big)
         assert seaweed.keys_below(copies._bucket.key(f"images/{named('i9')}")) == []
 
@@ -179,7 +179,7 @@ def test_the_catalogs_log_cut_short_is_no_shorter_log(seaweed: Seaweed, proxy: P
         assert len(place.names("events")) == 3
         for edit in (cut, silent, of_version_1, short):
             proxy.rule = lambda ask, edit=edit: Fault(edit=edit) if is_listing(ask) else None
-            with pytest.raises(CatalogError, match="this listing is not whole"):
+            with pytest.raises(CatalogError, match="this listing is incomplete"):
                 place.names("events")
-            with pytest.raises(CatalogError, match="this listing is not whole"):
+            with pytest.raises(CatalogError, match="this listing is incomplete"):
                 place.contents()

@@ -197,9 +197,7 @@ def test_a_server_killed_in_the_middle_leaves_no_copy_and_the_rerun_makes_one(
         assert not remote.data(image, "meta.json").exists()
         assert not remote.data(image).exists()
         own_sshd.start()
-        left = destination_of(opened, "remote").leftovers(
-            datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
-        )
+        left = destination_of(opened, "remote").orphans(datetime.max.replace(tzinfo=UTC) - timedelta(days=1))
         assert [(one.what, one.image) for one in left] == [("unfinished", image)]
         assert night.night(opened, BACK_GROUP).result == "whole"
         assert states(opened, image) == {"remote": "verified"}
@@ -276,8 +274,8 @@ def test_a_host_with_another_key_is_never_trusted(make_site: MakeSite, sshd: Ssh
     remote = RemoteSite(make_site(copies=()), sshd, known_hosts=str(other))
     with remote.site.open(HandClock()) as opened:
         (finding,) = findings(opened)
-        assert f"is not the one in {other}" in finding.text
-        assert "another machine may answer" in finding.fix
+        assert f"does not match {other}" in finding.text
+        assert "another machine may be answering" in finding.fix
     assert not remote.copies.exists()
 
 
@@ -301,7 +299,7 @@ def test_a_place_that_may_only_be_read_is_found_by_check(make_site: MakeSite, tm
         with remote.site.open(HandClock()) as opened:
             (finding,) = findings(opened)
             assert (finding.id, finding.severity) == ("NF-DEST-002", "fail")
-            assert "the right to write" in finding.fix
+            assert "write permission" in finding.fix
             with pytest.raises(DestinationError) as caught:
                 night.night(opened, BACK_GROUP)
             assert not caught.value.retryable

@@ -57,7 +57,7 @@ def test_a_second_site_at_the_same_place_is_refused_by_every_verb(
     assert json.loads(_text(place, "site.json")) == {"format": 1, "site": "TEX", "id": mark.id}
     other = second(place, tmp_path / "other", name)
     assert "NF-DEST-003" in ids(other)
-    both = rf"destination {place.name} is of site TEX \(id {mark.id[:8]}\), not of site {name}"
+    both = rf"destination {place.name} belongs to site TEX \(id {mark.id[:8]}\), not to site {name}"
     with other.open(clock) as opened:
         record = night.stage_one(opened, BACK_GROUP)
         with pytest.raises(OtherSite, match=both):
@@ -66,16 +66,16 @@ def test_a_second_site_at_the_same_place_is_refused_by_every_verb(
     for verb in (["verify"], ["verify", "--copy", place.name], ["copy", "--missing", "--to", place.name]):
         ran = nightferry(other.file, *verb, "--json")
         assert ran.code in (2, 20), ran.out
-        assert f"is of site TEX (id {mark.id[:8]}), not of site {name}" in ran.out
+        assert f"belongs to site TEX (id {mark.id[:8]}), not to site {name}" in ran.out
     with other.open(clock) as opened:
         done = run_expire(opened)
         assert done.exit_code == 2
-        assert "is of site TEX" in done.errors[place.name].message
+        assert "belongs to site TEX" in done.errors[place.name].message
     rebuilt = nightferry(
         other.file, "catalog", "rebuild", "--copy", place.name, "--to", tmp_path / "new", "--json"
     )
     if name != "TEX":
-        assert (rebuilt.code, "is of site TEX" in rebuilt.error["message"]) == (2, True)
+        assert (rebuilt.code, "belongs to site TEX" in rebuilt.error["message"]) == (2, True)
         assert "site OHIO" in rebuilt.error["message"]
     assert {path: text for path, text in place.sums().items() if not path.startswith(".")} == before
 
@@ -127,7 +127,7 @@ def test_a_second_site_at_the_same_catalog_is_refused_by_every_verb(
     other = replace(site, home=tmp_path / "other").build()
     text = other.file.read_text().replace('name = "TEX"', 'name = "OHIO"')
     other.file.write_text(text.replace(f"{tmp_path}/other/catalog", f"{site.home}/catalog"))
-    said = f"is of site TEX (id {mark.id[:8]}), and the site file is that of OHIO"
+    said = f"belongs to site TEX (id {mark.id[:8]}), but the site file is for OHIO"
     assert ids(other) == {"NF-CAT-004"}
     there = sorted(p.name for p in (tmp_path / "other").iterdir())
     with pytest.raises(OtherSite) as caught:
@@ -156,7 +156,7 @@ def test_a_renamed_site_says_so_and_goes_on(make_site: MakeSite, nightferry: Com
     wrong = nightferry(
         site.file, "catalog", "accept", "--renamed-from", "UTAH", "--reason", "a test", "--json"
     )
-    assert (wrong.code, "is of site TEX, not of site UTAH" in wrong.error["message"]) == (2, True)
+    assert (wrong.code, "belongs to site TEX, not to site UTAH" in wrong.error["message"]) == (2, True)
     assert nightferry(site.file, "catalog", "accept", "--yes", "--json").code == 2
     assert nightferry(site.file, "catalog", "accept", "--renamed-from", "TEX", "--reason", "a test").code == 0
     with site.open(clock) as opened:

@@ -84,7 +84,7 @@ def stage_two(
         failed: list[NightferryError] = []
         with opened.leases(record.back_group).read("stage two"):
             for each in owed.owed(opened, record.back_group):
-                if each.orphan:
+                if each.undeliverable:
                     continue
                 if drain_requested(opened, record.back_group):
                     break

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from botocore.exceptions import ClientError, IncompleteReadError
 
 from nightferry.destination.base import Span
-from nightferry.destination.leftovers import Entry
+from nightferry.destination.orphans import Entry
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.client import Connection
 from nightferry.destination.s3.failure import (
@@ -205,7 +205,9 @@ class Bucket:
         clock = self._backoff.clock
         ends = clock.monotonic() + WRITTEN_S
         before: Connection | None = None
-        why = ConfigError(f"{self.name}: there are no keys, or others at each look", subject=self.name)
+        why = ConfigError(
+            f"{self.name}: there are no keys, or they change at each reading", subject=self.name
+        )
         while True:
             fresh: Connection | None = None
             try:
@@ -238,7 +240,7 @@ class Bucket:
             raise DestinationError(
                 f"{self.name}: there is no bucket {self.bucket!r} at {self.endpoint}",
                 subject=self.name,
-                hint="make the bucket, or correct the url",
+                hint="create the bucket, or correct the url",
             )
 
     def time_there(self) -> datetime | None:
@@ -301,7 +303,7 @@ class Bucket:
                     raise MediumDamaged(f"{self.name}: {key} came without a length", subject=self.name)
                 if length > most_bytes:
                     raise MediumDamaged(
-                        f"{self.name}: {key} has {length} bytes, at most {most_bytes} make sense",
+                        f"{self.name}: {key} has {length} bytes, but at most {most_bytes} are plausible",
                         subject=self.name,
                     )
                 data = bytearray(length)
@@ -510,7 +512,7 @@ class Bucket:
         while marks is not None:
             page = self.call(verb, unless=unless, **where, **params, **marks)
             if page is None:
-                raise NotSupported(f"{self.name}: {verb} is not known there", subject=self.name)
+                raise NotSupported(f"{self.name}: {verb} is not supported there", subject=self.name)
             marks = listing.following(page)
             yield page
 

@@ -15,7 +15,7 @@ from nightferry.model.findings import Finding
 from nightferry.units import counted, format_duration
 
 CLOCKS_APART = timedelta(minutes=5)
-LEFTOVER_AGE = timedelta(days=2)
+ORPHAN_AGE = timedelta(days=2)
 """An upload that was begun before and has not ended is no night's any more."""
 
 
@@ -29,7 +29,7 @@ def look(
         able = abilities(bucket, wanted, storage_class, clock.now(), again=True)
     except DestinationError as error:
         return [Finding("NF-S3-001", "fail", f"destination {name} cannot be written: {error}", error.hint)]
-    found = [*_clocks(bucket), *able.findings, *_own_lock(bucket, wanted), *_leftovers(bucket, clock)]
+    found = [*_clocks(bucket), *able.findings, *_own_lock(bucket, wanted), *_orphans(bucket, clock)]
     if not able.checksums and storage_class in ARCHIVE_CLASSES:
         found.append(
             Finding(
@@ -74,12 +74,12 @@ def _own_lock(bucket: Bucket, wanted: Wanted | None) -> Iterator[Finding]:
             "NF-S3-007",
             "note",
             f"destination {bucket.name}: the bucket locks every object for {span} by itself",
-            "room of removed copies comes back after that",
+            "the space of removed copies is freed only after that",
         )
 
 
-def _leftovers(bucket: Bucket, clock: Clock) -> Iterator[Finding]:
-    limit = clock.now() - LEFTOVER_AGE
+def _orphans(bucket: Bucket, clock: Clock) -> Iterator[Finding]:
+    limit = clock.now() - ORPHAN_AGE
     try:
         old = [upload for upload in bucket.uploads("images/") if upload.initiated < limit]
     except DestinationError:
@@ -91,5 +91,5 @@ def _leftovers(bucket: Bucket, clock: Clock) -> Iterator[Finding]:
             "warn",
             f"destination {bucket.name}: {counted(len(old), 'unfinished upload')} from before "
             f"{limit:%Y-%m-%d}: {shown}{' …' if len(old) > 5 else ''}",
-            "they cost room: copying the image again goes on from them; `nightferry expire` aborts them",
+            "they take up space: copying the image again continues them; `nightferry expire` aborts them",
         )

@@ -17,9 +17,9 @@ from nightferry.destination.base import (
     SIDE_FILES,
     Archived,
     Found,
-    Leftover,
     Locked,
     Odd,
+    Orphan,
     Outgoing,
     Receipt,
     SiteMark,
@@ -518,12 +518,12 @@ class S3Destination:
             digest=digest,
         )
 
-    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+    def orphans(self, before: datetime) -> Iterator[Orphan]:
         bucket = self._remover.bucket
-        return expiry.leftovers(bucket, lambda image: self._copy_of(image, bucket)[0], before, self._mark())
+        return expiry.orphans(bucket, lambda image: self._copy_of(image, bucket)[0], before, self._mark())
 
-    def clear(self, leftover: Leftover) -> None:
-        expiry.clear(self._remover.bucket, leftover)
+    def clear(self, orphan: Orphan) -> None:
+        expiry.clear(self._remover.bucket, orphan)
 
     def scan(self, odd: Callable[[Odd], None] = ignore) -> Iterator[Found]:
         for path in self._bucket.contents("images"):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from nightferry.destination.base import DATA_NAMES, Leftover, Locked, SiteMark
+from nightferry.destination.base import DATA_NAMES, Locked, Orphan, SiteMark
 from nightferry.destination.copies import META
-from nightferry.destination.leftovers import Entry, foreign, is_copys, left_in, refuse_foreign
+from nightferry.destination.orphans import Entry, foreign, is_copys, left_in, refuse_foreign
 from nightferry.destination.ours import (
     MARKER_BYTES,
     NAMES,
@@ -112,7 +112,7 @@ def _require_proof(
     except Forbidden as error:
         raise NotRemoved(error.message, subject=bucket.name, hint=error.hint) from error
     raise NotOurs(
-        f"{bucket.name}: nothing proves that images/{image} is this site's copy", subject=bucket.name
+        f"{bucket.name}: images/{image} has no proof that it is this site's copy", subject=bucket.name
     )
 
 
@@ -130,7 +130,7 @@ def _remove(bucket: Bucket, found: list[Version], *, may_hide: bool = True) -> s
             raise NotRemoved(
                 f"{error.message}: it is locked, or the key may not remove versions",
                 subject=bucket.name,
-                hint="let the key that expires see locks (s3:GetObjectRetention) and remove versions",
+                hint="allow the expiring key to see locks (s3:GetObjectRetention) and remove versions",
             ) from error
         hidden = _hide(bucket, [version.path for version in found if not version.is_marker])
         return f"{hidden}: {error.message}" if hidden else ""
@@ -177,9 +177,9 @@ def origin_of(bucket: Bucket, image: str) -> Origin | None:
         return None
 
 
-def leftovers(
+def orphans(
     bucket: Bucket, copy_of: Callable[[str], dict[str, Any] | None], before: datetime, mark: SiteMark
-) -> Iterator[Leftover]:
+) -> Iterator[Orphan]:
     """Uploads to which nothing was added since ``before``, objects that belong to no copy, and what is foreign.
 
     Args:
@@ -214,7 +214,7 @@ def leftovers(
         yield foreign(Entry(path, sum(entry.size_bytes for entry in entries), newest))
 
 
-def _uploads(bucket: Bucket, before: datetime, mark: SiteMark) -> Iterator[Leftover]:
+def _uploads(bucket: Bucket, before: datetime, mark: SiteMark) -> Iterator[Orphan]:
     try:
         uploads = [*bucket.uploads("images/"), *bucket.uploads(SCRATCH)]
     except NotSupported:
@@ -228,7 +228,7 @@ def _uploads(bucket: Bucket, before: datetime, mark: SiteMark) -> Iterator[Lefto
             path, size = bucket.path(upload.key), sum(part.size_bytes for part in parts)
             if _is_our_upload(bucket, upload, mark):
                 image = path.split("/")[1] if "/" in path else ""
-                yield Leftover("upload", image, path, since, size, upload.upload_id)
+                yield Orphan("upload", image, path, since, size, upload.upload_id)
             else:
                 yield foreign(Entry(path, size, since))
 
@@ -241,20 +241,20 @@ def _is_our_upload(bucket: Bucket, upload: Upload, mark: SiteMark) -> bool:
     return is_copys(path) and is_ours(origin_of(bucket, path.split("/")[1]), mark)
 
 
-def clear(bucket: Bucket, leftover: Leftover) -> None:
-    """Removes a leftover.
+def clear(bucket: Bucket, orphan: Orphan) -> None:
+    """Removes a orphan.
 
     Raises:
         NotOurs: it is foreign.
     """
-    refuse_foreign(bucket.name, leftover)
-    if leftover.what == "upload":
-        bucket.abort(bucket.key(leftover.path), leftover.upload_id)
+    refuse_foreign(bucket.name, orphan)
+    if orphan.what == "upload":
+        bucket.abort(bucket.key(orphan.path), orphan.upload_id)
         return
-    wanted = [leftover.path] if leftover.what == "data" else [f"{leftover.path}/{name}" for name in NAMES]
-    found = _versions(bucket, leftover.image)
+    wanted = [orphan.path] if orphan.what == "data" else [f"{orphan.path}/{name}" for name in NAMES]
+    found = _versions(bucket, orphan.image)
     if found is None:
-        there = {entry.path for entry in bucket.tree(f"images/{leftover.image}/")}
+        there = {entry.path for entry in bucket.tree(f"images/{orphan.image}/")}
         _hide(bucket, [path for path in wanted if path in there])
     else:
         _remove(bucket, [version for version in found if version.path in wanted])

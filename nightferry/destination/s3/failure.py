@@ -36,13 +36,13 @@ _PASSING_CODES = {
 """A wrong digest is here: the bytes were right when they left, so that they were hurt on the way."""
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull"}
 _HINTS = {
-    "InvalidAccessKeyId": "the access key is not known there; look at access_key or profile",
-    "SignatureDoesNotMatch": "the secret key is not the access key's; look at secret_key or profile",
+    "InvalidAccessKeyId": "the access key is unknown there; check access_key or profile",
+    "SignatureDoesNotMatch": "the secret key does not match the access key; check secret_key or profile",
     "RequestTimeTooSkewed": "set this node's clock (chronyc makestep): it and the store's differ too much",
-    "NoSuchBucket": "make the bucket, or correct the url",
+    "NoSuchBucket": "create the bucket, or correct the url",
     "AccessDenied": "give the key the right; docs/s3.md lists which are needed",
     "InvalidObjectState": "the object is archived: recall it first",
-    "GlacierExpeditedRetrievalNotAvailable": "no expedited recall can be had now; set recall's tier to standard",
+    "GlacierExpeditedRetrievalNotAvailable": "no expedited recall is available now; set recall's tier to standard",
     "MethodNotAllowed": "this store cannot do that",
 }
 
@@ -55,7 +55,7 @@ class SessionExpired(Unavailable):
     """The keys were good until now, and no newer ones are to be had yet. What is up there stays."""
 
     default_hint = (
-        "log in again, or renew the keys that the site file refers to; the parts that are up stay, and a rerun "
+        "log in again, or renew the keys that the site file refers to; the uploaded parts are kept, and a rerun "
         "sends only what is missing"
     )
 
@@ -73,7 +73,7 @@ class Forbidden(DestinationError):
 class NotSupported(Forbidden):
     """The store does not know such a request."""
 
-    default_hint = "`nightferry check` says what is done without"
+    default_hint = "`nightferry check` says what is missing"
 
 
 def status_of(error: BaseException) -> int:

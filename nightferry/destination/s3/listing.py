@@ -101,6 +101,6 @@ class Listing:
 
     def _cut(self, why: str) -> ListingCut:
         return ListingCut(
-            f"{self._what} {self._prefix}: this listing is not whole: {why}",
+            f"{self._what} {self._prefix}: this listing is incomplete: {why}",
             hint="update the store, or reach it without the gateway that alters its listings",
         )

@@ -49,7 +49,7 @@ def require_locked(bucket: Bucket, path: str, wanted: Wanted, until: datetime) -
     """
     found = _retention(bucket, path)
     if found is None:
-        raise NotLocked(f"{bucket.name}: {path} was stored with a lock, and has none", subject=bucket.name)
+        raise NotLocked(f"{bucket.name}: {path} was stored with a lock, but has none", subject=bucket.name)
     mode, ends = found
     if mode not in (wanted.mode, "COMPLIANCE") or ends < until - _ROUNDED:
         raise NotLocked(

@@ -256,7 +256,7 @@ class Streamed(io.RawIOBase):
         self._found = crc64(data, self._found)
         if not self._left and self._found != self._crc:
             raise IntegrityError(
-                "what is sent is not what was read before: look at the staging disk and the memory"
+                "what is sent is not what was read before: check the staging disk and the memory"
             )
         return data
 

@@ -189,7 +189,7 @@ class _Probe:
         except Forbidden:
             return  # what reads would find out; writing needs no listing
         except ListingCut as error:
-            yield self._say(11, "fail", f" cannot be relied on: {error.message}", error.hint)
+            yield self._say(11, "fail", f" is unreliable: {error.message}", error.hint)
 
     def _reading(self) -> Iterator[Finding]:
         try:
@@ -291,7 +291,7 @@ class _Probe:
                 return True
             why = "they are not in its lists"
         except ListingCut as error:
-            self._found.append(self._say(11, "fail", f" cannot be relied on: {error.message}", error.hint))
+            self._found.append(self._say(11, "fail", f" is unreliable: {error.message}", error.hint))
             return False
         except DestinationError as error:
             if error.retryable:

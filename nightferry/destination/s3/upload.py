@@ -296,7 +296,7 @@ class _Object:
         if continued and self._ours(size, crc) is None:
             self._bucket.delete(self._path)
             raise Unavailable(
-                f"{self._bucket.name}: {self._key} was begun for another image; it is sent anew",
+                f"{self._bucket.name}: {self._key} was begun for another image; it is sent again",
                 subject=self._bucket.name,
             )
         return stored
@@ -306,7 +306,7 @@ class _Object:
         try:
             self._bucket.abort(self._key, upload_id)
         except DestinationError as error:
-            log.warning("%s: the parts of %s stay there: %s", self._bucket.name, self._key, error)
+            log.warning("%s: the parts of %s are left there: %s", self._bucket.name, self._key, error)
 
     def _commit(self, verb: str, params: dict[str, Any], size: int, crc: int, upload_id: str = "") -> Stored:
         """The request that makes the object appear, and what became of it.
@@ -336,7 +336,7 @@ class _Object:
                 return Stored(size, crc, self._proves(whole_crc(answer), crc))
         if ours is None:
             raise Unavailable(
-                f"{self._bucket.name}: the upload of {self._key} did not come to its end",
+                f"{self._bucket.name}: the upload of {self._key} did not complete",
                 subject=self._bucket.name,
             )
         if upload_id:

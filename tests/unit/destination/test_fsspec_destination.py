@@ -56,7 +56,7 @@ def test_check_leaves_nothing_behind(folder: FsspecDestination, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_leftovers_of_interrupted_epochs_are_removed_by_the_next_put(
+def test_orphans_of_interrupted_epochs_are_removed_by_the_next_put(
     folder: FsspecDestination, tmp_path: Path
 ) -> None:
     (tmp_path / "images/i1/.partial-1").mkdir(parents=True)

@@ -52,7 +52,7 @@ def test_a_key_is_read_through_its_reference_with_its_passphrase(
     monkeypatch.setenv("NF_TEST_PASSPHRASE", "opensesame-41")
     options = {"known_hosts": known_hosts, "client_keys": f"file:{key}"}
     open_driver("remote", "sftp://host/x", options | {"passphrase": "env:NF_TEST_PASSPHRASE"})
-    with pytest.raises(ConfigError, match="client_keys is no private key"):
+    with pytest.raises(ConfigError, match="client_keys is not a private key"):
         open_driver("remote", "sftp://host/x", options)
     key.chmod(0o644)
     with pytest.raises(ConfigError, match="open to others"):

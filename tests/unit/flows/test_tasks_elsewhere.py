@@ -100,7 +100,7 @@ def elsewhere(monkeypatch, cancel):
 def test_a_run_that_was_taken_and_never_began_is_given_up_by_name(elsewhere, state):
     server = Server(state)
     with pytest.raises(
-        NodeAway, match=f"{NODE} took the run and did not begin it within .* while it ran stage-one"
+        NodeAway, match=f"{NODE} took the run, but did not start it within .* while it ran stage-one"
     ):
         elsewhere(server).state()
     assert server.told == ["CRASHED"]
@@ -121,7 +121,7 @@ def test_a_run_that_nobody_took_is_not_judged_by_heartbeats(elsewhere):
 def test_what_is_given_up_is_so_also_when_the_server_cannot_be_told(elsewhere):
     server = Server(Running())
     server.refuses = [AWAY]
-    with pytest.raises(NodeAway, match="did not begin it"):
+    with pytest.raises(NodeAway, match="did not start it"):
         elsewhere(server).state()
 
 

@@ -66,7 +66,7 @@ def test_the_nodes_own_site_file_is_allowed_as_it_is_now(tmp_path, monkeypatch):
 @pytest.mark.parametrize("mode", [0o666, 0o622])
 def test_a_list_that_others_can_write_allows_nothing(tmp_path, mode):
     allowed.allow("TEX", digest("one", tmp_path), "root", AT).chmod(mode)
-    with pytest.raises(ConfigError, match="not to be trusted"):
+    with pytest.raises(ConfigError, match="cannot be trusted"):
         allowed.require_allowed("one")
 
 

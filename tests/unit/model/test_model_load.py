@@ -62,7 +62,7 @@ def test_the_search_goes_from_option_to_environment_to_here_to_the_machine(site_
 def test_a_file_that_others_can_write_is_refused(site_file, mode, monkeypatch):
     monkeypatch.setattr(load, "_is_private_group", lambda gid, caller: False)
     site_file.chmod(mode)
-    with pytest.raises(ConfigError, match="not to be trusted") as refused:
+    with pytest.raises(ConfigError, match="cannot be trusted") as refused:
         load_site(site_file)
     assert "chmod" in refused.value.hint
 
@@ -87,7 +87,7 @@ def test_a_link_is_judged_by_what_it_points_to(site_file, tmp_path):
     link.symlink_to(site_file)
     assert load_site(link).path == site_file
     site_file.chmod(0o646)
-    with pytest.raises(ConfigError, match="not to be trusted"):
+    with pytest.raises(ConfigError, match="cannot be trusted"):
         load_site(link)
 
 

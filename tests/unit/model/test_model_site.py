@@ -218,7 +218,7 @@ def test_copies_on_tape_stay_plain():
     line = 'encode = { compress = "zstd" }'
     text = CONTRACT.replace('kind = "tape"\n', f'kind = "tape"\n{line}\n')
     error = refusal(text)
-    assert "destinations[tape].encode: copies on tape are the plain tar" in error.message
+    assert "destinations[tape].encode: copies on tape are plain tar" in error.message
     assert f"line {line_of(text, line)}:" in error.message
 
 
@@ -433,7 +433,7 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         ("America/Chicago", "Mars/Base", "site.timezone: no time zone"),
         ('vanished = "any"', 'vanished = "some"', "groups[SG1].tolerate.vanished: must be a number"),
         ('"20:00 50 MiB/s"', '"20:00 50"', "destinations[cloud].bandwidth: not a rate"),
-        ('"20:00 50 MiB/s"', '"20:00 0 MiB/s"', "bandwidth: in '20:00 0 MiB/s': nothing would ever move"),
+        ('"20:00 50 MiB/s"', '"20:00 0 MiB/s"', "bandwidth: in '20:00 0 MiB/s': a limit of zero"),
         ('"06:00 5 MiB/s"', '"20:00 5 MiB/s"', "destinations[cloud].bandwidth: two limits"),
         ('path = "/srv/vtl"', 'path = "vtl"', "destinations[tape].library.path: not an absolute path"),
         (
@@ -554,11 +554,11 @@ FOLDER = '[[destinations]]\nname = "second"\nkind = "fsspec"\nurl = "{}"\n'
             FOLDER.format("file:///backup1/copies"),
             "second].url: /backup1/copies lies on the disk of TEX-BACK-1",
         ),
-        (FOLDER.format("file:///srv/vtl/"), "second].url: tape lies there already"),
+        (FOLDER.format("file:///srv/vtl/"), "second].url: tape is already there"),
         (FOLDER.format("memory://a") + FOLDER.format("memory://a/").replace("second", "third"), "third].url"),
         (FOLDER.format("file://srv/copies"), "second].url: not an absolute path"),
     ],
-    ids=["on the BACK disk", "at one place", "at one URL", "two slashes"],
+    ids=["on the BACK disk", "at the same location", "at one URL", "two slashes"],
 )
 def test_a_destination_has_a_place_of_its_own_that_stays(text, said):
     assert said in refusal(CONTRACT + text).message
@@ -600,7 +600,7 @@ def test_a_recall_has_a_tier_days_and_an_end():
     assert (cloud.recall.tier, cloud.recall.days, cloud.recall.wait) == ("bulk", 9, 3 * 86400)
     assert cloud.archives
     for wrong, says in [
-        (given.replace("bulk", "expedited"), "recall.tier: DEEP_ARCHIVE knows no expedited recall"),
+        (given.replace("bulk", "expedited"), "recall.tier: DEEP_ARCHIVE has no expedited recall"),
         (given.replace("bulk", "slow"), "recall.tier: must be"),
         (given.replace("days = 9", "days = 0"), "recall.days"),
     ]:

@@ -291,7 +291,7 @@ def test_a_full_scratch_disk_is_staging_full_and_no_fault_of_the_store(
         return made
 
     monkeypatch.setattr(sqlite_copy.sqlite3, "connect", connect)
-    with pytest.raises(StagingFull, match="no room"):
+    with pytest.raises(StagingFull, match="no space"):
         image_of(SqliteSource(base, scratch), tmp_path)
     assert os.listdir(scratch) == []
 

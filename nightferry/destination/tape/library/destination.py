@@ -19,8 +19,8 @@ from nightferry.destination.base import (
     MAXIMUM,
     SIDE_FILES,
     Found,
-    Leftover,
     Odd,
+    Orphan,
     Outgoing,
     Receipt,
     Register,
@@ -528,11 +528,11 @@ class TapeDestination:
         parse_location(location)
         return ""
 
-    def leftovers(self, before: datetime) -> Iterator[Leftover]:
+    def orphans(self, before: datetime) -> Iterator[Orphan]:
         """None: dead space on a cartridge goes with the cartridge."""
         return iter(())
 
-    def clear(self, leftover: Leftover) -> None:
+    def clear(self, orphan: Orphan) -> None:
         """There are none."""
 
     def scan(self, odd: Callable[[Odd], None] = ignore) -> Iterator[Found]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from nightferry.destination.base import DATA_NAMES, Leftover, SiteMark
+from nightferry.destination.base import DATA_NAMES, Orphan, SiteMark
 from nightferry.destination.copies import data_name
 from nightferry.destination.ours import Origin, is_image, is_object, is_ours
 from nightferry.errors import NotOurs
@@ -27,7 +27,7 @@ def left_in(
     mark: SiteMark,
     entries: Sequence[Entry],
     before: datetime,
-) -> Iterator[Leftover]:
+) -> Iterator[Orphan]:
     """What is left over in an image's folder, as far as its first side file says that we wrote there.
 
     Beside a whole copy that is data under another name, which the key could not remove when the copy was made
@@ -49,7 +49,7 @@ def left_in(
         size = sum(entry.size_bytes for entry in entries)
         newest = max(entry.changed for entry in entries)
         if ours:
-            yield Leftover("unfinished", image, f"images/{image}", newest, size)
+            yield Orphan("unfinished", image, f"images/{image}", newest, size)
         else:
             yield foreign(Entry(f"images/{image}", size, newest))
         return
@@ -57,14 +57,14 @@ def left_in(
     for entry in entries:
         if entry.path.rpartition("/")[2] in others and entry.changed < before:
             if ours:
-                yield Leftover("data", image, entry.path, entry.changed, entry.size_bytes)
+                yield Orphan("data", image, entry.path, entry.changed, entry.size_bytes)
             else:
                 yield foreign(entry)
 
 
-def foreign(entry: Entry) -> Leftover:
+def foreign(entry: Entry) -> Orphan:
     """Something that is not ours."""
-    return Leftover("foreign", "", entry.path, entry.changed, entry.size_bytes)
+    return Orphan("foreign", "", entry.path, entry.changed, entry.size_bytes)
 
 
 def is_copys(path: str) -> bool:
@@ -73,9 +73,9 @@ def is_copys(path: str) -> bool:
     return len(parts) == 3 and parts[0] == "images" and is_image(parts[1]) and is_object(parts[2])
 
 
-def refuse_foreign(name: str, leftover: Leftover) -> None:
+def refuse_foreign(name: str, orphan: Orphan) -> None:
     """Raises:
     NotOurs: it is foreign.
     """
-    if leftover.what == "foreign":
-        raise NotOurs(f"{name}: {leftover.path} is not ours", subject=name)
+    if orphan.what == "foreign":
+        raise NotOurs(f"{name}: {orphan.path} is not ours", subject=name)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _ANY_RUN = "20000101-any"
 
 
-def clear_leftovers(opened: OpenSite, back_group: str, *, cancel: Cancel) -> None:
+def clear_orphans(opened: OpenSite, back_group: str, *, cancel: Cancel) -> None:
     """Gives back the room of what is of no use, and takes over what is.
 
     - Scratch files, half-written images and side files without their image are removed.
