@@ -150,7 +150,7 @@ def _rename(opened: OpenSite, before: str, reason: str, *, dry_run: bool) -> Non
     if record is None or record.name != before:
         known = f"site {record.name}" if record is not None else "no site yet"
         raise ConfigError(
-            f"the catalog is of {known}, not of site {before}",
+            f"the catalog belongs to {known}, not to site {before}",
             hint="use the site name that the catalog has; `nightferry check` says how",
             subject=before,
         )
