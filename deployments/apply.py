@@ -327,7 +327,7 @@ def _pool(client: SyncPrefectClient, site: SiteModel) -> None:
 
 
 def _paused_schedules(client: SyncPrefectClient, planned: Planned) -> set[str]:
-    """Slugs that an operator paused in the UI: deploying again is no reason to begin them again."""
+    """Slugs that an operator paused in the UI: deploying again is not a reason to begin them again."""
     try:
         known = client.read_deployment_by_name(planned.full_name)
     except ObjectNotFound:

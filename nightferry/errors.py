@@ -201,7 +201,7 @@ class NotRemoved(DestinationError):
 
 
 class Retained(NotRemoved):
-    """The destination itself keeps a copy from being removed. That is no failure: it was asked to."""
+    """The destination itself keeps a copy from being removed. That is not a failure: it was asked to."""
 
     default_hint = "the next `nightferry expire` tries again"
 

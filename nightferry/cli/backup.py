@@ -280,7 +280,7 @@ def _heartbeats(server: Server) -> Iterator[None]:
 def _require_paths(
     session: Session, loaded: LoadedSite, plan: dict[str, tuple[list[str], list[str]]]
 ) -> None:
-    """An operator is at hand to mend a path; the schedule would stage the others and hold the gate."""
+    """An operator is at hand to fix a path; the schedule would stage the others and hold the gate."""
     from nightferry.health.check import missing_stores, serves
     from nightferry.site.opened import OpenSite
 

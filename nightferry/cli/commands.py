@@ -66,7 +66,7 @@ def dispatch(arguments: Sequence[str]) -> object:
     """Runs the command that the words name; returns what it returns.
 
     Raises:
-        ConfigError: the words are no command.
+        ConfigError: the words are not a command.
     """
     if "--help" in arguments:
         describe([word for word in arguments if word != "--help"])
@@ -85,7 +85,7 @@ def describe(words: Sequence[str]) -> None:
 
 
 def _require_verb(tokens: Sequence[str]) -> None:
-    """A noun alone shows its help, which is no JSON document.
+    """A noun alone shows its help, which is not a JSON document.
 
     Raises:
         ConfigError: the words name no command.

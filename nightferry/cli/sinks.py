@@ -122,7 +122,7 @@ class JsonLinesProgress:
 
 
 class LinesProgress:
-    """Plain lines where stderr is no terminal: what begins, what ended and how, what was said.
+    """Plain lines where stderr is not a terminal: what begins, what ended and how, what was said.
 
     Args:
         stream: Where the lines go.

@@ -100,7 +100,7 @@ class BackDisk:
         leased: Held while a file on the disk is open; may refuse with a ``ClusterError``.
 
     Raises:
-        ClusterError: the path is not there, or is no folder: the disk is not on this node.
+        ClusterError: the path is not there, or is not a folder: the disk is not on this node.
     """
 
     def __init__(

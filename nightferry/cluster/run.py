@@ -85,7 +85,7 @@ def run_program(
         env: Added to ``CLEAN_ENVIRONMENT``.
         cancel: When set, the program and its children are killed.
         registers: Says to whom it matters that the program runs.
-        keep_end_bytes: What the program writes is no answer: it may write without end, and of each output at least this
+        keep_end_bytes: What the program writes is not an answer: it may write forever, and of each output at least this
             much of the end is kept, at most twice as much.
 
     Raises:

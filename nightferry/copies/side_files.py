@@ -38,7 +38,7 @@ def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
     """The image's side files.
 
     A catalog that lacks them, or has damaged ones, gets them from staging or from the nearest copy and keeps
-    them: one that was made anew from another destination knows of a copy and has only read of it.
+    them: one that was made again from another destination knows of a copy and has only read of it.
 
     What others may have made is read in a process apart before it is used: see ``image.guard``.
 

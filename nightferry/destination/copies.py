@@ -234,7 +234,7 @@ def data_path(location: Mapping[str, Any]) -> str:
     """Where the data of a copy lies.
 
     Raises:
-        ConfigError: it is no location.
+        ConfigError: it is not a location.
         NotInThisRelease: see ``data_name``.
     """
     return f"images/{place_of(location)[0]}/{data_name(location)}"
@@ -244,7 +244,7 @@ def side_path(location: Mapping[str, Any], name: str) -> str:
     """Where one of a copy's side files lies.
 
     Raises:
-        ConfigError: it is no location.
+        ConfigError: it is not a location.
         DestinationError: there is no such side file.
     """
     if name not in SIDE_FILES:

@@ -131,7 +131,7 @@ class FsspecDestination:
         lanes: How many images are written at once.
         options: Passed to the fsspec file system; secrets among them are references.
         holds_copies: Whether copies here are on record. Then what the first of them made must be there, since a
-            folder without its disk must not be filled anew; without any the root is made where the folder above
+            folder without its disk must not be filled again; without any the root is made where the folder above
             it is there. None: the root must be there, and is all that is known.
         mark: This site's.
 

@@ -132,7 +132,7 @@ class FolderObjects:
             except OSError as error:
                 if error.errno not in _UNREADABLE | {NO_FILE}:
                     raise
-                # What was opened and cannot be read is no destination that is away: another try finds the same.
+                # What was opened and cannot be read is not a destination that is away: another try finds the same.
                 raise MediumDamaged(
                     f"{self._name}: {path} cannot be read: {error.strerror}", subject=self._name
                 ) from error

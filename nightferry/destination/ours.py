@@ -90,7 +90,7 @@ def render_marker(mark: SiteMark) -> bytes:
 
 
 def parse_marker(text: bytes) -> SiteMark | None:
-    """Whose a place is; None when the text is no marker."""
+    """Whose a place is; None when the text is not a marker."""
     try:
         said = json.loads(text)
         found = SiteMark(said["site"], said["id"])

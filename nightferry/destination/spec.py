@@ -279,7 +279,7 @@ class SpecObjects:
 
     def _give_up(self, file: Any, path: str) -> None:
         """Removes what was written of an object. A place that does not answer keeps it for the next put to
-        remove; under its own name too it is no whole copy, as ``meta.json`` is written last."""
+        remove; under its own name too it is not a whole copy, as ``meta.json`` is written last."""
         works: tuple[Callable[[], None], ...] = (partial(_throw_away, file), partial(self.remove, path))
         for work in works:
             try:
@@ -295,7 +295,7 @@ class SpecObjects:
     @contextmanager
     def _errors(self) -> Iterator[Opened]:
         """The connection, and ``DestinationError`` for whatever a library raises; one that is lost is made
-        anew next time."""
+        again next time."""
         opened = None
         try:
             opened = self._connections.get()

@@ -90,7 +90,7 @@ def tune(
         clock: Times the trials.
 
     Raises:
-        ConfigError: ``path`` is no folder, or cannot be written to.
+        ConfigError: ``path`` is not a folder, or cannot be written to.
         StagingFull: less than four times ``trial_bytes`` is free.
         SourceError: the disk fails while it is measured.
         GroupStopping: the cluster takes a group away from this node; nothing is left behind.
@@ -213,7 +213,7 @@ def _nameless(folder: Path, flags: int) -> int:
 def _require_room(path: Path, trial_bytes: int) -> None:
     if not path.is_dir():
         raise ConfigError(
-            f"there is no folder {path}", hint="name a folder on the disk to measure", subject=str(path)
+            f"there is not a folder {path}", hint="name a folder on the disk to measure", subject=str(path)
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(

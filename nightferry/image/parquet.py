@@ -40,7 +40,7 @@ def open_parquet(data: Content) -> pq.ParquetFile:
 
 
 def footer_bytes(data: Content) -> int:
-    """How long the file says that its footer is; 0 when it is no Parquet file.
+    """How long the file says that its footer is; 0 when it is not a Parquet file.
 
     Source: https://parquet.apache.org/docs/file-format: length in four bytes little-endian, then ``PAR1``.
     """

@@ -246,7 +246,7 @@ def keep_free_bytes(value: str | int, disk_bytes: int) -> int:
 
 
 class BandwidthStep(BaseModel):
-    """From ``start`` (site time) on, at most ``bytes_per_s``; None is no limit."""
+    """From ``start`` (site time) on, at most ``bytes_per_s``; None means no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     start: time

@@ -109,7 +109,7 @@ class Ignore:
         lines: The last one that fits a path counts.
 
     Raises:
-        ValueError: a line is no pattern.
+        ValueError: a line is not a pattern.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:

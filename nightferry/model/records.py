@@ -468,9 +468,9 @@ class ExpiryRecord(Record):
     reason: str
     """Why it was right to expire so much at once; empty when it was not much."""
     copies: tuple[str, ...]
-    """Subjects of the copies: before, those that shall go; afterwards, those that went."""
+    """Subjects of the copies: before, those that are to go; afterwards, those that went."""
     staged: tuple[ImageText, ...] = ()
-    """Images that staging shall give, or gave, back."""
+    """Images that staging is to free, or has freed."""
     at: AwareDatetime
     note: str = ""
 

@@ -183,7 +183,7 @@ def _unsealed(opened: OpenSite, run: RunRecord, seal: SealRecord) -> str:
 
 
 def _is_outdated(opened: OpenSite, line: SealedStore) -> bool:
-    """Whether the image was made anew since it was sealed, and a crash came before the next seal."""
+    """Whether the image was made again since it was sealed, and a crash came before the next seal."""
     if not line.image:
         return False
     known = opened.catalog.latest(ImageRecord, line.image)

@@ -59,7 +59,7 @@ def to_passive(
         cancel: Seen while it waits and before the move.
 
     Raises:
-        ConfigError: ``to`` is no target.
+        ConfigError: ``to`` is not a target.
         GateClosed: not every store is proven staged.
         NotOwner: the disk, which the gate reads, is on another node than this one.
         ClusterError: no passive node is usable.

@@ -22,7 +22,7 @@ class StoreUse:
     """Who has files of a store open.
 
     ``processes`` reads ``postgres (pid 812): /srv/mail/priv1/base``, safe to show; ``unseen`` is how many
-    processes this user may not look into (usually none for root): unless it is 0 an empty list is no proof.
+    processes this user may not look into (usually none for root): unless it is 0 an empty list is not proof.
     """
 
     processes: tuple[str, ...]

@@ -84,11 +84,11 @@ class Owners:
             self._mapping[old] = number
 
     def uid(self, metadata: Metadata) -> int:
-        """The user who shall own the file here."""
+        """The user who is to own the file here."""
         return self._resolve("", metadata.uname, metadata.uid)
 
     def gid(self, metadata: Metadata) -> int:
-        """The group that shall own the file here."""
+        """The group that is to own the file here."""
         return self._resolve(":", metadata.gname, metadata.gid)
 
     def _resolve(self, kind: str, name: str, number: int) -> int:

@@ -95,7 +95,7 @@ class TargetTree:
             Without it ``root`` is the operator's own word, and links in it are followed.
 
     Raises:
-        ConfigError: ``root`` cannot be opened, is no directory, or does not lie in ``below``.
+        ConfigError: ``root`` cannot be opened, is not a directory, or does not lie in ``below``.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ from nightferry.staging.owed import owes
 from nightferry.units import counted
 
 ORPHAN_AGE = timedelta(days=2)
-"""What nobody has written to for so long is no night's any more."""
+"""What nobody has written to for so long no longer belongs to a night."""
 
 _Series = tuple[str, int | None, str]
 """Store, shard and line of images: what is judged together."""

@@ -135,7 +135,7 @@ class CheckedConnection:
     def _require_allowed(self) -> None:
         opcode, is_login = self._answer[0] & 0x3F, self._answer[0] & 0x3F == _LOGIN_ANSWER
         if opcode not in self._expected.opcodes:
-            raise Refused(f"it sends a PDU of opcode {opcode:02x}h, which is no answer to what was asked")
+            raise Refused(f"it sends a PDU of opcode {opcode:02x}h, which is not an answer to what was asked")
         if is_login and self._answer[36] == _REDIRECTION:
             raise Refused("it sends us to another portal")
         if is_login and not self._expected.header_digest and _HEADER_DIGEST in self._answer:

@@ -135,7 +135,7 @@ def _holds_copies(opened: OpenSite, name: str) -> bool:
 
 
 def _shared_locks(opened: OpenSite) -> Path | None:
-    """A folder that every node of the site sees, for locks; None when the catalog is no folder."""
+    """A folder that every node of the site sees, for locks; None when the catalog is not a folder."""
     path = opened.site.catalog_path
     return None if path is None else path / "locks"
 

@@ -32,7 +32,7 @@ class SqliteSource:
 
     For a path that is a file, that file is the store. For a directory the store is every regular file
     directly in it that begins with SQLite's magic or whose name ends in one of ``SUFFIXES``; nothing below it
-    and no other file. What has such a name and is no database becomes ``unreadable``. ``-wal``, ``-shm`` and
+    and no other file. What has such a name and is not a database becomes ``unreadable``. ``-wal``, ``-shm`` and
     ``-journal`` are never taken: the copy holds what was committed when it was made.
 
     Mode, owner, times and attributes are those of the database; not its inode flags, because opening and closing it

@@ -99,7 +99,7 @@ def _back_up(database: bytes, copy: Path, cancel: Cancel, *, mode: str) -> None:
         closing(sqlite3.connect(url, uri=True, timeout=0)) as source,
         closing(sqlite3.connect(copy)) as target,
     ):
-        # All pages in one step: under a steady writer smaller steps begin anew for ever.
+        # All pages in one step: under a steady writer smaller steps begin again for ever.
         source.backup(target, pages=-1, progress=look, sleep=_BUSY_PAUSE_S)
         _end_log(target)
 

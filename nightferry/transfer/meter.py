@@ -174,7 +174,7 @@ def slope(samples: Sequence[Sample], minutes: float = WINDOW_MINUTES) -> float |
 
 
 def is_degraded(samples: Sequence[Sample]) -> bool:
-    """Whether the rate fell by more than 10 % over the last 20 minutes; False while that cannot be told."""
+    """Whether the rate fell by more than 10 % over the last 20 minutes; False while that is unknown."""
     change = slope(samples)
     return change is not None and change < DEGRADED
 

@@ -30,7 +30,7 @@ class Timetable:
     zone: tzinfo
 
     def rate_at(self, moment: datetime) -> float | None:
-        """The rate in force at an aware moment, in bytes a second; None when there is no limit."""
+        """The rate in force at an aware moment, in bytes a second; None when there means no limit."""
         local = moment.astimezone(self.zone).time()
         rate = self.entries[-1][1]
         for start, following in self.entries:

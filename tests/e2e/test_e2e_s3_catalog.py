@@ -1,4 +1,4 @@
-"""A night through Prefect by the command line, with its catalog in a bucket, and that catalog made anew."""
+"""A night through Prefect by the command line, with its catalog in a bucket, and that catalog made again."""
 
 import json
 import shutil

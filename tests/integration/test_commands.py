@@ -107,7 +107,7 @@ WRONG = (
     (("gate", "approve", "R", "--store", "SG1/priv1"), "needs --reason"),
     (("cluster", "move", BACK, "--to", "TEX-PASS-9"), "no node is called 'TEX-PASS-9'"),
     (("cluster", "move", BACK, "--ungated"), "needs --to and --reason"),
-    (("tune", "/no/such/folder"), "there is no folder"),
+    (("tune", "/no/such/folder"), "there is not a folder"),
     (("support", "--to", "/no/such/folder/s.tar.gz"), "cannot write the bundle"),
     (("backup", "extra"), "does not take 'extra'"),
     (("backup", "--stage", "three"), '"one", "two", "both"'),

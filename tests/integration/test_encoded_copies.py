@@ -1,4 +1,4 @@
-"""A night whose folder copies are compressed: judged by zstd and tar, restored, damaged, made anew."""
+"""A night whose folder copies are compressed: judged by zstd and tar, restored, damaged, made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expiry on a folder and on tape: what stays comes back, what went is gone, cartridges are written anew."""
+"""Expiry on a folder and on tape: what stays comes back, what went is gone, cartridges are written again."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def place_of(site: SmallSite, name: str) -> Path:
 
 
 def next_night(site: SmallSite, clock: HandClock) -> OpenSite:
-    """Each night is a process of its own: it opens the site anew."""
+    """Each night is a process of its own: it opens the site again."""
     clock.advance(timedelta(days=1))
     return site.open(clock)
 

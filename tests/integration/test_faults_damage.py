@@ -68,7 +68,7 @@ def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp
         with pytest.raises(CopyMissing):
             bring_back(opened, tmp_path / "back")
         before = site.staged()
-        # The night again stages that store anew, and that store alone.
+        # The night again stages that store again, and that store alone.
         again = night.night(opened, BACK_GROUP)
         assert (again.run, again.result) == (record.run, "whole")
         assert [s.colour for s in status(opened)] == ["green", "green"]

@@ -94,7 +94,7 @@ def test_a_partial_store_that_was_mended_is_staged_again_by_a_retry(
             gate.approve(opened, record, ["SG1/a"], "the letter does not matter")
             accepted = site.staged()
 
-        # Mended: what was accepted stays as it was accepted, the other store comes whole.
+        # Fixed: what was accepted stays as it was accepted, the other store comes whole.
         record = night.stage_one(opened, BACK_GROUP, run=record.run)
         assert {i.store: i.state for i in opened.catalog.images()} == {"a": "partial", "b": "whole"}
         kept = {name: what for name, what in accepted.items() if ".a." in name}

@@ -122,7 +122,7 @@ def test_a_store_taken_out_of_the_site_file_can_still_be_brought_back(
     site = make_site(stores={"SG1": ("a",), "SG2": ("b",)}, copies=("folder",))
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
-        # A staged image of it that was found damaged is no reason to stop the nights that follow.
+        # A staged image of it that was found damaged is not a reason to stop the nights that follow.
         set_aside(files_of(opened, opened.catalog.images("SG2", "b")[0]))
     expected = tmp_path / "expected"
     shutil.copytree(site.store("SG2/b"), expected, symlinks=True)

@@ -1,4 +1,4 @@
-"""The catalog made anew from what lies at a destination, after catalog and staging are gone."""
+"""The catalog made again from what lies at a destination, after catalog and staging are gone."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ PROGRAMS = (
 """Programs that a cluster is made of."""
 
 HUB = "10.77.8.254"
-"""Where the nodes find what is no node of theirs."""
+"""Where the nodes find what is not a node of theirs."""
 
 _STARTED_S = 60.0
 _DISK_BYTES = 96 << 20

@@ -80,7 +80,7 @@ class Tgtd:
         self.start()
 
     def make_blank(self, barcode: str, mib: int | None = None) -> None:
-        """Makes the cartridge anew while it is in its slot."""
+        """Makes the cartridge again while it is in its slot."""
         self.cartridge(barcode).unlink()
         _make_cartridge(self.cartridge(barcode), barcode, "data", mib or self.cartridge_mib)
 

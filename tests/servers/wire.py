@@ -43,7 +43,7 @@ class Wire:
                     data = ready[0].recv(1 << 18)
                     if not data:
                         return
-                    # A request for more data is 48 bytes that begin with 31h (R2T): it is no answer yet.
+                    # A request for more data is 48 bytes that begin with 31h (R2T): it is not an answer yet.
                     if ready[0] is far and self._cut.is_set() and data[0] & 0x3F != 0x31:
                         self._cut.clear()
                         self.lost += 1

@@ -322,7 +322,7 @@ class Bucket:
 
     def get_range(self, path: str, offset: int, into: memoryview, etag: str, size_bytes: int) -> None:
         """Fills ``into`` with an object's bytes from ``offset`` on. A cut continues where it was cut; the tries
-        are counted anew whenever bytes came.
+        are counted again whenever bytes came.
 
         Raises:
             MediumDamaged: the object is gone, or is not any more the one with this ``etag`` and size.

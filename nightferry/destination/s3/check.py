@@ -16,7 +16,7 @@ from nightferry.units import counted, format_duration
 
 CLOCKS_APART = timedelta(minutes=5)
 ORPHAN_AGE = timedelta(days=2)
-"""An upload that was begun before and has not ended is no night's any more."""
+"""An upload that was begun before and has not ended no longer belongs to a night."""
 
 
 def look(

@@ -386,7 +386,7 @@ class S3Destination:
         return self._lock.headers(self._clock.now() + timedelta(days=self._lock.days))
 
     def _tidy(self, image: str) -> None:
-        """Removes what a failed put wrote. What cannot be removed now, or by this key, is no whole copy."""
+        """Removes what a failed put wrote. What cannot be removed now, or by this key, is not a whole copy."""
         try:
             self._remove(image)
         except DestinationError:

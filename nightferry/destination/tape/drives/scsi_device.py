@@ -151,7 +151,7 @@ class Device:
         data_in_len: int = 0,
         timeout_s: float = QUICK_S,
     ) -> tuple[Sense | None, bytes | memoryview, int]:
-        """Sends a command; returns the sense that is no error by itself (no sense, recovered, blank check), the
+        """Sends a command; returns the sense that is not an error by itself (no sense, recovered, blank check), the
         data, and how much of it arrived.
 
         Raises:
@@ -162,7 +162,7 @@ class Device:
             answer = self._execute(command, data_out=data_out, data_in_len=data_in_len, timeout_s=timeout_s)
             if answer.status not in (BUSY, TASK_SET_FULL) or self._clock.monotonic() > deadline:
                 return self._sense(command, answer), answer.data, answer.arrived
-            # It was not taken (SAM-5 §5.3.1): sending it again is no repetition.
+            # It was not taken (SAM-5 §5.3.1): sending it again is not a repetition.
             self._clock.sleep(_BUSY_PAUSE_S)
 
     def _sense(self, command: bytes, answer: Answer) -> Sense | None:

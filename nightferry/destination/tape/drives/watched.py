@@ -32,7 +32,7 @@ class WatchedDrive:
         self._raised: deque[BaseException] = deque(maxlen=_REMEMBERED)
 
     def raised(self, error: BaseException) -> bool:
-        """Whether the drive raised this very error lately. That a cartridge is full is no error of a drive."""
+        """Whether the drive raised this very error lately. That a cartridge is full is not an error of a drive."""
         return any(error is each for each in self._raised)
 
     @property

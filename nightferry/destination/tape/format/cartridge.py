@@ -55,7 +55,7 @@ class Cartridge:
         unread: Its label is not looked at: whatever is on it is to be written over.
 
     Raises:
-        WrongCartridge: it holds something that is no label of ours, or the label of another barcode.
+        WrongCartridge: it holds something that is not a label of ours, or the label of another barcode.
     """
 
     def __init__(self, drive: TapeDrive, barcode: str, *, unread: bool = False) -> None:

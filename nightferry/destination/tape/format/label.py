@@ -37,7 +37,7 @@ did not fit goes on on another cartridge, which its trailer names: join the part
 
 
 class NotALabel(ValueError):
-    """The record is no label of ours."""
+    """The record is not a label of ours."""
 
 
 @dataclass(frozen=True, slots=True)
