@@ -39,7 +39,7 @@ from nightferry.site.throttles import throttle_of
 from nightferry.staging.images import back_group_of, files_of
 from nightferry.staging.owed import note_loss
 from nightferry.staging.ownership import confirm, watched
-from nightferry.staging.room import set_aside
+from nightferry.staging.room import quarantine
 from nightferry.staging.staged import StagedDamage, StagedOutgoing, meta_of
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def _from_staging(
         # What is read in the place of a disk that is gone says nothing of the image.
         confirm(opened, back_group)
         # Left in place it would be tried, and waste tape, every night; quarantined it is staged again.
-        set_aside(files_of(opened, image))
+        quarantine(files_of(opened, image))
         note_loss(opened, image, error.message)
         log.warning("image %s is damaged on staging: quarantined", image.image)
         raise

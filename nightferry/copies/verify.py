@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightferry.copies.passes import in_passes
-from nightferry.copies.places import open_place, places_of
 from nightferry.copies.read_back import mark_damaged, verify_copy
 from nightferry.copies.recall import Turns, recall
 from nightferry.copies.side_files import proven_chunks
+from nightferry.copies.sources import open_image_from, sources_of
 from nightferry.copies.stream import made_before, make_copy, stream_image
 from nightferry.errors import (
     BusyError,
@@ -186,7 +186,7 @@ def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
 
 def _readable_elsewhere(opened: OpenSite, image: ImageRecord) -> bool:
     try:
-        return bool(places_of(opened, image))
+        return bool(sources_of(opened, image))
     except CopyMissing:
         return False
 
@@ -233,7 +233,7 @@ def remake_copy(
         )
     last: NightferryError | None = None
     # A tape's trailer cannot be written again in its place: what it describes is read, proved, and written behind all.
-    turns = Turns(opened, [p for p in places_of(opened, image) if p.source != destination or p.doubtful])
+    turns = Turns(opened, [p for p in sources_of(opened, image) if p.source != destination or p.doubtful])
     for place in turns:
         with (
             working_on(opened, back_group=back_group_of(opened, image), cancel=cancel) as narrower,
@@ -267,7 +267,7 @@ def _fetch(opened: OpenSite, image: ImageRecord, place: Choice, scratch: Path, c
     """Brings an image from a copy to a scratch file, every chunk proved."""
     if free_room(opened, back_group_of(opened, image)) < image.size_bytes:
         raise _no_room(image, scratch)
-    with open_place(opened, image, place) as reader:
+    with open_image_from(opened, image, place) as reader:
         pieces = reader.stream(0, image.size_bytes)
         try:
             with scratch.open("wb") as out:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nightferry.copies.accept import warn_unaccepted
-from nightferry.copies.places import nowhere, open_place, places_of
 from nightferry.copies.read_back import mark_damaged
 from nightferry.copies.recall import Turns, archived
 from nightferry.copies.side_files import side_files
+from nightferry.copies.sources import nowhere, open_image_from, sources_of
 from nightferry.copies.stream import describe_location
 from nightferry.errors import (
     BusyError,
@@ -66,7 +66,7 @@ class RestorePlan:
     """What a restore would do: shown by ``--dry-run``, followed without it."""
 
     image: ImageRecord
-    places: tuple[Choice, ...]
+    sources: tuple[Choice, ...]
     rows: tuple[IndexRow, ...]
     target: Path
     absent: tuple[Absent, ...] = ()
@@ -77,14 +77,14 @@ class RestorePlan:
         return sum(row.payload_length for row in self.rows)
 
     def as_json(self) -> dict[str, Any]:
-        first = self.places[0] if self.places else None
+        first = self.sources[0] if self.sources else None
         parts = first.copy.location.get("parts", []) if first and first.copy else []
         return {
             "image": self.image.image,
             "copy": first.source if first else None,
-            "fallbacks": [p.source for p in self.places[1:]],
-            "sources": [place.as_json() for place in self.places],
-            "needs_recall": [p.source for p in self.places if p.needs_recall],
+            "fallbacks": [p.source for p in self.sources[1:]],
+            "sources": [place.as_json() for place in self.sources],
+            "needs_recall": [p.source for p in self.sources if p.needs_recall],
             "cartridges": [p["barcode"] for p in parts],
             "location": describe_location(first.copy) if first and first.copy else str(self.image.path),
             "files": len(self.rows),
@@ -150,7 +150,7 @@ def plan_restore(
     *,
     copy: str | None = None,
 ) -> RestorePlan:
-    """Chooses places and rows.
+    """Chooses sources and rows.
 
     Raises:
         ConfigError: a pattern matches nothing.
@@ -158,21 +158,21 @@ def plan_restore(
     """
     chosen = [row for row in matching_rows(opened, image, patterns) if not row.deleted]
     rows = tuple(row for row in chosen if row.stored or row.type == "socket")
-    places = places_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
-    return RestorePlan(image, places, rows, target, tuple(_absent(image, chosen, named=bool(patterns))))
+    sources = sources_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
+    return RestorePlan(image, sources, rows, target, tuple(_absent(image, chosen, named=bool(patterns))))
 
 
 def look_for_recalls(opened: OpenSite, plan: RestorePlan) -> RestorePlan:
     """The plan in the order in which it would be followed: asks each destination whether its copy must be
     recalled. One that does not answer keeps its place."""
     away = []
-    for place in plan.places:
+    for place in plan.sources:
         try:
             if place.copy is not None and archived(opened, place.copy) is not None:
                 away.append(place.source)
         except NightferryError as error:
             log.info("%s cannot be queried for %s: %s", place.source, plan.image.image, error)
-    return replace(plan, places=tuple(recalled_last(plan.places, away)))
+    return replace(plan, sources=tuple(recalled_last(plan.sources, away)))
 
 
 def _absent(image: ImageRecord, chosen: Sequence[IndexRow], *, named: bool) -> Iterator[Absent]:
@@ -227,10 +227,10 @@ class Restored:
 
     plan: RestorePlan
     copy: str
-    """The place the last file came from."""
+    """The source that the last file came from."""
     report: RestoreReport
     damaged: tuple[str, ...] = ()
-    """Places that were tried before and found damaged or away."""
+    """Sources that were tried before and found damaged or away."""
     previous: str = ""
     """After an in-place restore: where the old content lies."""
 
@@ -278,7 +278,7 @@ def restore(
         _require_no_journals(plan)
         _tell_absent(plan, tree)
         done: set[bytes] = set()
-        turns = Turns(opened, plan.places)
+        turns = Turns(opened, plan.sources)
         for place in turns:
             try:
                 progress.say(_road(plan, place), subject=subject)
@@ -289,7 +289,7 @@ def restore(
                         back_group=back_group_of(opened, plan.image) if place.copy is None else "",
                         cancel=stop,
                     ) as narrower,
-                    open_place(opened, plan.image, place) as reader,
+                    open_image_from(opened, plan.image, place) as reader,
                 ):
                     # The index at hand: on tape the one at the image's end is a long way off and back.
                     index = side_files(opened, plan.image).index
@@ -329,7 +329,7 @@ def _remember_damage(opened: OpenSite, copy: CopyRecord, error: NightferryError)
 
 def _road(plan: RestorePlan, place: Choice) -> str:
     """Which way was chosen, and what the others would have taken."""
-    others = [f"{p.source} {format_duration(p.expected_s)}" for p in plan.places if p is not place]
+    others = [f"{p.source} {format_duration(p.expected_s)}" for p in plan.sources if p is not place]
     away = f", {', '.join(place.offsite)} must be brought back first" if place.offsite else ""
     return f"from {place.source}, about {format_duration(place.expected_s)}{away}" + (
         f" (else {', '.join(others)})" if others else ""

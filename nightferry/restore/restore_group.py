@@ -114,4 +114,4 @@ def restore_group(
 
 
 def _first_copy(plan: RestorePlan) -> CopyRecord | None:
-    return plan.places[0].copy if plan.places else None
+    return plan.sources[0].copy if plan.sources else None

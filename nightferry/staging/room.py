@@ -75,7 +75,7 @@ def _on_disk(opened: OpenSite, back_group: str) -> list[ImageRecord]:
     ]
 
 
-def set_aside(files: StagedFiles) -> None:
+def quarantine(files: StagedFiles) -> None:
     """Takes a damaged image's name away, so that nothing takes it for one; what can be salvaged stays."""
     with suppress(FileNotFoundError):
         files.rename(".tar", ".tar.damaged")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.copies import places, verify
+from nightferry.copies import sources, verify
 from nightferry.errors import CopyMissing, DestinationError, IntegrityError, MediumDamaged
 from nightferry.health.status import status
 from nightferry.model.records import ImageRecord
@@ -109,7 +109,7 @@ def test_a_byte_flipped_in_a_copy_is_found_marked_and_mended(
         assert set(found.values()) == {("verified", 0)}
         assert "is damaged" in caplog.text
         assert status(opened)[0].colour == "amber"
-        assert [p.source for p in places.places_of(opened, image)] == ["staging", other]
+        assert [p.source for p in sources.sources_of(opened, image)] == ["staging", other]
 
         missing = verify.missing_copies(opened, hurt)
         assert [i.image for i in missing] == [image.image]
@@ -148,7 +148,7 @@ def test_a_restore_goes_on_with_the_next_copy_and_says_so(
         flip(staged_path(opened, image), at=900_000)
         plan = restore.plan_restore(opened, image, [], tmp_path / "back")
         # Nearest first would be the folder: put the hurt one before the sound one, whichever it is.
-        places = sorted(plan.places, key=lambda place: ("staging", hurt, other).index(place.source))
+        places = sorted(plan.sources, key=lambda place: ("staging", hurt, other).index(place.source))
         sink = Said()
         with caplog.at_level(logging.WARNING):
             done = restore.restore(

@@ -87,10 +87,10 @@ def test_a_restore_takes_the_next_copy_when_two_drives_cannot_read(
         night.night(opened, BACK_GROUP)
         image = restore.find_image(opened, "SG1", "a")
         plan = restore.plan_restore(opened, image, [], tmp_path / "back")
-        by_name = {place.source: place for place in plan.places}
+        by_name = {place.source: place for place in plan.sources}
         places = (by_name["tape"], by_name["folder"])
         said, failed = Said(), unreadable_in(0, 1)
-        done = restore.restore(opened, replace(plan, places=places), progress=said, cancel=Cancel())
+        done = restore.restore(opened, replace(plan, sources=places), progress=said, cancel=Cancel())
         assert (done.copy, done.damaged) == ("folder", ("tape",))
         damaged = copy_of(opened, "a")
         assert (damaged.state, copy_of(opened, "b").state) == ("damaged", "verified")

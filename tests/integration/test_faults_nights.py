@@ -27,7 +27,7 @@ from nightferry.restore import restore
 from nightferry.site.opened import OpenSite
 from nightferry.staging import owed, staged
 from nightferry.staging.images import files_of
-from nightferry.staging.room import set_aside
+from nightferry.staging.room import quarantine
 from tests.support import night
 from tests.support.brought import bring_back
 from tests.support.outside import compare_tree
@@ -123,7 +123,7 @@ def test_a_store_taken_out_of_the_site_file_can_still_be_brought_back(
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
         # A staged image of it that was found damaged is not a reason to stop the nights that follow.
-        set_aside(files_of(opened, opened.catalog.images("SG2", "b")[0]))
+        quarantine(files_of(opened, opened.catalog.images("SG2", "b")[0]))
     expected = tmp_path / "expected"
     shutil.copytree(site.store("SG2/b"), expected, symlinks=True)
     with site.open(HandClock()) as opened:

@@ -76,7 +76,7 @@ def test_a_group_comes_back_from_tape_in_one_pass(
     opened: OpenSite, loads: Counter[str], tmp_path: Path, site: SmallSite
 ) -> None:
     plans = plan_group(opened, "SG1", tmp_path / "back", copy="tape")
-    cartridges = {part["barcode"] for p in plans for part in p.places[0].copy.location["parts"]}  # type: ignore[union-attr] # tape only
+    cartridges = {part["barcode"] for p in plans for part in p.sources[0].copy.location["parts"]}  # type: ignore[union-attr] # tape only
     done = restore_group(opened, plans, progress=QUIET, cancel=Cancel())
     assert [one.exit_code for one in done] == [0] * len(STORES)
     for store in STORES:
@@ -89,7 +89,7 @@ def test_a_store_that_cannot_be_read_stops_no_other_one(
     opened: OpenSite, tmp_path: Path, site: SmallSite
 ) -> None:
     plans = plan_group(opened, "SG1", tmp_path / "back", copy="tape")
-    part = plans[2].places[0].copy.location["parts"][0]  # type: ignore[union-attr] # tape only
+    part = plans[2].sources[0].copy.location["parts"][0]  # type: ignore[union-attr] # tape only
     tape = site.library / "cartridges" / part["barcode"] / f"{part['file']:04d}.tape"
     good = tape.read_bytes()
     tape.write_bytes(good[: len(good) // 2] + bytes(len(good) - len(good) // 2))

@@ -159,7 +159,7 @@ class TestWhichCopy:
         (site.priv1 / "wanted.bin").write_bytes(os.urandom(MIB))
         site.night()
         read = [0]
-        really = ops.open_place
+        really = ops.open_image_from
 
         @contextmanager
         def counted(*arguments: object) -> Iterator[ByteReader]:
@@ -168,7 +168,7 @@ class TestWhichCopy:
                 monkeypatch.setattr(reader, "_reader", Counted(inner, read))
                 yield reader
 
-        monkeypatch.setattr(ops, "open_place", counted)
+        monkeypatch.setattr(ops, "open_image_from", counted)
         for place in ("staging", "objects", "tape"):
             read[0] = 0
             to = tmp_path / place

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nightferry.cli.output import dump_json
-from nightferry.copies import places, verify
+from nightferry.copies import sources, verify
 from nightferry.errors import DestinationError, NightferryError
 from nightferry.health.check import check
 from nightferry.night.report import night_result, report_markdown
@@ -100,8 +100,8 @@ def test_a_restore_falls_back_from_an_object_changed_behind_our_back(
         else:
             size = image.size_bytes if fault == "replaced" else 1000
             client.put_object(Bucket=seaweed.bucket, Key=key, Body=b"z" * size)
-        sources = [place.source for place in places.places_of(opened, image)]
-        assert sorted(sources) == ["cloud", "folder"]
+        named = [choice.source for choice in sources.sources_of(opened, image)]
+        assert sorted(named) == ["cloud", "folder"]
         for copy in opened.catalog.copies(image.image):
             if copy.destination == "cloud":
                 result = verify.check_one(opened, copy, sample=1.0, progress=QUIET, cancel=Cancel())
@@ -129,7 +129,7 @@ def test_a_restore_that_meets_the_changed_object_first_goes_on_with_the_next(
         client.put_object(Bucket=seaweed.bucket, Key=key, Body=bytes(body))
         known = speeds(opened)
         known["cloud"], known["folder"] = known["folder"], known["cloud"]
-        monkeypatch.setattr(places, "speeds", lambda _: known)
+        monkeypatch.setattr(sources, "speeds", lambda _: known)
         done = bring_back(opened, tmp_path / "back")
         assert (done.copy, states(opened, image.image)["cloud"]) == ("folder", "damaged")
         assert compare_tree(cloud.site.store("SG1/a"), tmp_path / "back") == ""

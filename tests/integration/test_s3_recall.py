@@ -157,7 +157,7 @@ def test_copies_that_need_no_recall_are_read_first_suspect_ones_too(
                 opened.catalog.append(copy.model_copy(update={"state": "suspect"}))
         plan = restore.plan_restore(opened, image, (), tmp_path / "2")
         seen = restore.look_for_recalls(opened, plan)
-        assert [(p.source, p.needs_recall) for p in seen.places] == [
+        assert [(p.source, p.needs_recall) for p in seen.sources] == [
             ("folder", False),
             ("tape", False),
             ("cloud", True),
@@ -195,7 +195,7 @@ def test_a_deadline_that_passed_is_an_error_and_the_rerun_waits_on_without_askin
         never = Said(lambda: moto.arrive_after(1 << 30))
         with pytest.raises(Unavailable, match="did not arrive within 2 h") as caught:
             bring_back(opened, tmp_path / "back", progress=never)
-        assert "goes on waiting" in caught.value.hint
+        assert "waits for the same recall" in caught.value.hint
         assert not (tmp_path / "back" / "big.bin").exists()
         image = restore.find_image(opened, "SG1", "a").image
         (record,) = opened.catalog.all(RecallRecord)

@@ -19,7 +19,7 @@ from nightferry.staging.images import back_group_of, files_of, is_staged, seems_
 from nightferry.transfer.base import ByteReader
 
 
-def places_of(
+def sources_of(
     opened: OpenSite, image: ImageRecord, only: str | None = None, *, wanted_bytes: int | None = None
 ) -> tuple[Choice, ...]:
     """Where the image can be read from, the nearest first; not where the site file knows no way to any more.
@@ -70,7 +70,7 @@ def nowhere(opened: OpenSite, image: ImageRecord, only: str | None) -> CopyMissi
 
 
 @contextmanager
-def open_place(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
+def open_image_from(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
     """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
     chunks = proven_chunks(opened, image)
     if place.copy is None:
