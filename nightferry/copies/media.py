@@ -31,7 +31,7 @@ def tapes(opened: OpenSite, name: str | None = None) -> list[TapeDestination]:
         if name not in names:
             raise ConfigError(
                 f"destination {name} is not a tape library",
-                hint=f"the tape libraries are: {', '.join(names)}" if names else _NO_TAPE,
+                hint=f"name one of the tape libraries: {', '.join(names)}" if names else _NO_TAPE,
                 subject=name,
             )
         names = [name]

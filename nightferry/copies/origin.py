@@ -88,7 +88,10 @@ def new_line(opened: OpenSite, definition: StoreRef, besides: str = "") -> str:
         return ""
     if _last_whole(opened, definition, images) is not None:
         return f"its path was {before}; the images from {definition.path} continue as a line of their own"
-    return f"its path was {before}; a new line of images begins with {definition.path}, compared with none"
+    return (
+        f"its path was {before}; a new line of images begins with {definition.path}, "
+        "and is not compared with the old one"
+    )
 
 
 def _below(definition: StoreRef, path: Path) -> tuple[str, ...]:

@@ -224,7 +224,7 @@ def test_a_copy_of_before_expires_by_the_digest_on_record_and_else_stays(
             assert (row.fate, copy.state, there) == ("expired", "expired", set())
         else:
             assert (row.fate, copy.state, done.exit_code) == ("failed", "verified", 20)
-            assert "nothing proves" in row.note
+            assert "no proof that it is this site's" in row.note
             assert there == {path for path in before if path.startswith(f"images/{old}/")}
 
 

@@ -181,7 +181,7 @@ def test_a_cartridge_that_finds_no_slot_is_taken_in_when_one_is_carried_out(
 )
 def test_a_refusal_of_a_media_verb_speaks_of_media(full: Site, nightferry: Command, words: str) -> None:
     hint = nightferry(full, *words.split(), "--json").error["hint"]
-    assert re.search(r"nightferry media|pool\.cleaning|name one that is: tape", hint), hint
+    assert re.search(r"nightferry media|pool\.cleaning|name one of the tape libraries: tape", hint), hint
     for command in commands(hint):
         assert nightferry(full, *command, "--json").code in (0, 2, 20)
 

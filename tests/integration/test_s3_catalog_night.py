@@ -181,7 +181,7 @@ def test_an_empty_bucket_after_a_used_disk_is_refused(make_site: MakeSite, seawe
         night.stage_one(opened, BACK_GROUP)
     text = site.file.read_text()
     site.file.write_text(text.replace(f"s3://{seaweed.bucket}/", f"s3://{seaweed.bucket}/other-"))
-    with pytest.raises(CatalogError, match="is empty, and TEX-BACK-1 was used before"):
+    with pytest.raises(CatalogError, match="is empty, but TEX-BACK-1 was used before"):
         site.open(HandClock())
 
 

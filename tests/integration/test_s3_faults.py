@@ -292,7 +292,7 @@ def test_data_of_an_earlier_try_that_is_not_ours_is_replaced(seaweed: Seaweed) -
     seaweed.client().put_object(
         Bucket=seaweed.bucket, Key=key, Body=b"x" * len(wanted.data), Metadata={"nightferry-digest": "d1"}
     )
-    with pytest.raises(NotOurs, match="nothing proves"):
+    with pytest.raises(NotOurs, match="without proof that they are this site's"):
         put(destination, wanted)
     assert put(destination, wanted, epoch=2).verified
     assert_one_whole_copy(seaweed, prefix, destination, wanted)
