@@ -39,7 +39,7 @@ def rebuild(*, copy: str, to: str) -> int:
     done = make_anew(loaded, copy, to, progress=session.out.progress, cancel=session.cancel)
     words = [
         f"{done.place}: {counted(done.images, 'image')}, {counted(done.events, 'event')}, from "
-        + (_begun_from(done) or f"the images' own records at {copy}: there is not a copy of the catalog")
+        + (_begun_from(done) or f"the images' own records at {copy}: there is no copy of the catalog")
     ]
     for images, what in (
         (done.added, "found there, and not in the copy of the catalog"),

@@ -61,7 +61,7 @@ def verify(
             + (f", {left_out} out of reach and not read" if left_out else ""),
         ]
         if checked
-        else ["there is not a copy to read"]
+        else ["there are no copies to read"]
     )
     session.out.result({"copies": [c.as_json() for c in checked]}, *shown)
     return worst_exit_code(c.exit_code for c in checked)

@@ -213,7 +213,7 @@ def _nameless(folder: Path, flags: int) -> int:
 def _require_room(path: Path, trial_bytes: int) -> None:
     if not path.is_dir():
         raise ConfigError(
-            f"there is not a folder {path}", hint="name a folder on the disk to measure", subject=str(path)
+            f"there is no folder {path}", hint="name a folder on the disk to measure", subject=str(path)
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(

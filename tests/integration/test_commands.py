@@ -107,7 +107,7 @@ WRONG = (
     (("gate", "approve", "R", "--store", "SG1/priv1"), "needs --reason"),
     (("cluster", "move", BACK, "--to", "TEX-PASS-9"), "no node is called 'TEX-PASS-9'"),
     (("cluster", "move", BACK, "--ungated"), "needs --to and --reason"),
-    (("tune", "/no/such/folder"), "there is not a folder"),
+    (("tune", "/no/such/folder"), "there is no folder"),
     (("support", "--to", "/no/such/folder/s.tar.gz"), "cannot write the bundle"),
     (("backup", "extra"), "does not take 'extra'"),
     (("backup", "--stage", "three"), '"one", "two", "both"'),
@@ -311,7 +311,7 @@ class TestBeforeTheFirstNight:
     def test_everything_says_that_there_is_nothing_yet(self, site: CommandSite, nightferry: Command) -> None:
         assert "no run yet" in nightferry(site, "runs").out
         assert "no image yet" in nightferry(site, "images").out
-        assert "no copy to read" in nightferry(site, "verify").out
+        assert "no copies to read" in nightferry(site, "verify").out
         status = nightferry(site, "status")
         assert status.code == 30
         assert status.out.count("never backed up whole") == 3
