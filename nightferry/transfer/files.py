@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import math
 import os
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +18,8 @@ sector.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What the system says where there is no room."""
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
+_STEP_BYTES = 1 << 30
+"""How much is allocated between two looks at the room that is left."""
 
 
 def room_hint(error: OSError, place: object) -> str:
@@ -46,7 +49,9 @@ def preallocate(fd: int, size_bytes: int) -> bool:
     """Gives the file ``size_bytes`` of room and size; False when the file system cannot.
 
     This is fallocate(2) itself: the C library's posix_fallocate would write a byte into every block where the
-    file system refuses, which over a network takes hours.
+    file system refuses, which over a network takes hours. A call for more than there is would take all the room
+    before it fails (ext4 does), and whoever else writes there would meet a full disk; so the room is looked at
+    first, and again after every step, since others allocate too.
 
     Raises:
         OSError: there is no room (``NO_SPACE``), or the disk failed.
@@ -54,13 +59,26 @@ def preallocate(fd: int, size_bytes: int) -> bool:
     call = _fallocate()
     if call is None:
         return False
-    while call(fd, 0, 0, size_bytes) != 0:
+    done = 0
+    while done < size_bytes:
+        if _room(fd) < size_bytes - done:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        step = min(_STEP_BYTES, size_bytes - done)
+        if call(fd, 0, done, step) == 0:
+            done += step
+            continue
         code = ctypes.get_errno()
         if code in _UNSUPPORTED:
             return False
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
     return True
+
+
+def _room(fd: int) -> float:
+    """The free bytes of the file system that holds ``fd``; infinite where it does not count them (some of FUSE)."""
+    status = os.fstatvfs(fd)
+    return status.f_bavail * status.f_frsize if status.f_blocks else math.inf
 
 
 @cache

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,10 @@ def _write(folder: Path, number: int) -> None:
 
 
 def test_clearing_beside_writers_takes_nothing_from_them(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(tmp_path, number)) for number in range(2)]
-    for process in writers:
-        process.start()
-    while any(process.is_alive() for process in writers):
-        remove_dead_drafts(tmp_path)
-    assert [process.exitcode for process in writers] == [0, 0]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        writers = [pool.submit(_write, tmp_path, number) for number in range(2)]
+        while not all(writer.done() for writer in writers):
+            remove_dead_drafts(tmp_path)
+        for writer in writers:
+            writer.result()
     assert len(os.listdir(tmp_path)) == 402

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,40 @@ def test_preallocated_file_has_its_room(tmp_path: Path) -> None:
         assert preallocate(fd, MIB)
         assert os.fstat(fd).st_size == MIB
         assert os.fstat(fd).st_blocks * 512 >= MIB
+    finally:
+        os.close(fd)
+
+
+def test_what_does_not_fit_takes_no_room_from_anybody_meanwhile(tmp_path: Path) -> None:
+    def neighbour() -> None:
+        for turn in range(200):
+            (tmp_path / f"n{turn}").write_bytes(bytes(10_000))
+
+    room = os.statvfs(tmp_path)
+    fd = os.open(tmp_path, os.O_RDWR | os.O_TMPFILE)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(neighbour)
+            while not written.done():
+                with pytest.raises(OSError, match="No space left"):
+                    preallocate(fd, room.f_bfree * room.f_frsize * 4)
+        written.result()
+        assert os.fstat(fd).st_blocks == 0
+    finally:
+        os.close(fd)
+
+
+def test_room_that_others_take_meanwhile_is_seen_before_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_STEP_BYTES", MIB)
+    rooms = iter([3 * MIB, 1.5 * MIB])
+    monkeypatch.setattr(files, "_room", lambda fd: next(rooms))
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            preallocate(fd, 3 * MIB)
+        assert os.fstat(fd).st_size == MIB
     finally:
         os.close(fd)
 
