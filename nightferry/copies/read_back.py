@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from nightferry.copies.described import NotDescribed, require_described
 from nightferry.copies.encode import open_copy
 from nightferry.copies.side_files import side_files
-from nightferry.errors import BusyError, IntegrityError, MediumDamaged, NeedsRecall, NightferryError
+from nightferry.errors import (
+    BusyError,
+    CatalogError,
+    IntegrityError,
+    MediumDamaged,
+    NeedsRecall,
+    NightferryError,
+)
 from nightferry.image.chunks import checked
 from nightferry.image.format import TAIL_BYTES, ImageEnd
 from nightferry.image.reader import ImageReader
@@ -24,7 +31,13 @@ log = logging.getLogger(__name__)
 
 
 def verify_copy(
-    opened: OpenSite, copy: CopyRecord, *, sample: float = 1.0, progress: Progress, cancel: Cancel
+    opened: OpenSite,
+    copy: CopyRecord,
+    *,
+    sample: float = 1.0,
+    must_record: bool = True,
+    progress: Progress,
+    cancel: Cancel,
 ) -> CopyRecord:
     """Reads a copy back and compares it with the image's chunk table.
 
@@ -32,6 +45,8 @@ def verify_copy(
         opened: The site.
         copy: A copy that is not lost.
         sample: Share of chunks to read; only a full reading makes a copy ``verified``.
+        must_record: Whether what was found must get into the catalog; else one that cannot be written is warned of,
+            and what was found still counts for whoever asked.
         progress: Told of every chunk.
         cancel: Seen at every chunk.
 
@@ -43,6 +58,7 @@ def verify_copy(
         MediumDamaged: the destination cannot give it back; recorded ``damaged``.
         NotDescribed: what was read of its data is right, and what describes it is not; recorded ``suspect``.
         NeedsRecall: its data lies in an archive; nothing was asked for, and what describes it is right.
+        CatalogError: the catalog cannot be written, and it must be recorded.
     """
     image = opened.catalog.image(copy.image)
     subject = f"{image.group}/{image.store} at {copy.destination}"
@@ -51,7 +67,7 @@ def verify_copy(
     try:
         _require_data(opened, copy, image, sample, subject, progress, cancel)
     except (IntegrityError, MediumDamaged) as error:
-        mark_damaged(opened, copy, error)
+        mark_damaged(opened, copy, error, must_record=must_record)
         progress.end(subject, "failed")
         raise
     except NeedsRecall as error:
@@ -61,7 +77,7 @@ def verify_copy(
     except NotDescribed as error:
         # Of a copy that was found damaged, nothing less than all of its data says that it is more than that.
         if copy.state != "damaged" or (sample >= 1 and away is None):
-            _mark(opened, copy, "suspect", error)
+            _mark(opened, copy, "suspect", error, must_record)
         progress.end(subject, "failed")
         raise
     if away is not None:
@@ -72,7 +88,7 @@ def verify_copy(
         return copy
     proved = {"state": "verified", "verified": opened.clock.now(), "note": "", "hint": ""}
     verified = copy.model_copy(update=proved)
-    return _unless_outlived(opened, verified)
+    return _unless_outlived(opened, verified, must_record)
 
 
 def _require_data(
@@ -154,21 +170,25 @@ def _sampled(count: int, share: float) -> Iterator[range]:
         yield range(number, number + 1)
 
 
-def mark_damaged(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> CopyRecord:
-    """Records that a copy cannot be trusted any more, and why."""
-    return _mark(opened, copy, "damaged", error)
+def mark_damaged(
+    opened: OpenSite, copy: CopyRecord, error: NightferryError, *, must_record: bool = True
+) -> CopyRecord:
+    """Records that a copy cannot be trusted any more, and why; ``must_record`` as in ``verify_copy``."""
+    return _mark(opened, copy, "damaged", error, must_record)
 
 
-def _mark(opened: OpenSite, copy: CopyRecord, state: CopyState, error: NightferryError) -> CopyRecord:
+def _mark(
+    opened: OpenSite, copy: CopyRecord, state: CopyState, error: NightferryError, must_record: bool
+) -> CopyRecord:
     found = {"state": state, "note": str(error)[:500], "hint": error.hint[:500]}
     marked = copy.model_copy(update=found)
-    recorded = _unless_outlived(opened, marked)
+    recorded = _unless_outlived(opened, marked, must_record)
     if recorded is marked:
         log.warning("copy of %s at %s is %s: %s", copy.image, copy.destination, state, error)
     return recorded
 
 
-def _unless_outlived(opened: OpenSite, copy: CopyRecord) -> CopyRecord:
+def _unless_outlived(opened: OpenSite, copy: CopyRecord, must_record: bool) -> CopyRecord:
     """Records what was found out about a copy, unless the retention took it while it was read."""
     while True:
         opened.catalog.refresh()
@@ -180,4 +200,11 @@ def _unless_outlived(opened: OpenSite, copy: CopyRecord) -> CopyRecord:
             opened.catalog.append(copy, expect=event.sequence if event is not None else 0)
         except BusyError:
             continue  # somebody else said something of it meanwhile: look again
+        except CatalogError as unwritable:
+            if must_record:
+                raise
+            opened.warn(
+                f"cannot record that the copy of {copy.image} at {copy.destination} is {copy.state}: "
+                f"{unwritable.message}"
+            )
         return copy

@@ -143,7 +143,9 @@ def check_one(
     try:
         if recalling:
             recall(opened, copy, progress=progress, cancel=cancel)
-        checked = verify_copy(opened, copy, sample=sample, progress=progress, cancel=cancel)
+        checked = verify_copy(
+            opened, copy, sample=sample, must_record=False, progress=progress, cancel=cancel
+        )
         if checked.state in ("damaged", "suspect"):
             known = f"it was found {checked.state} before, and a sample cannot clear it: {checked.note}"
             return Checked(checked, known, IntegrityError.exit_code)

@@ -24,7 +24,6 @@ from nightferry.copies.sources import nowhere, open_image_from, sources_of
 from nightferry.copies.stream import describe_location
 from nightferry.errors import (
     BusyError,
-    CatalogError,
     ConfigError,
     DestinationError,
     GroupStopping,
@@ -36,7 +35,7 @@ from nightferry.errors import (
 )
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
-from nightferry.model.records import CopyRecord, ImageRecord
+from nightferry.model.records import ImageRecord
 from nightferry.model.text import safe
 from nightferry.plan.match import Matcher
 from nightferry.plan.restore_order import Choice, recalled_last
@@ -310,21 +309,13 @@ def restore(
                 damaged.append(place.source)
                 progress.say(f"cannot read {plan.image.image} from {place.source}: {error}", subject=subject)
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
-                    _remember_damage(opened, place.copy, error)
+                    mark_damaged(opened, place.copy, error, must_record=False)
                 continue
             return Restored(plan, place.source, report, tuple(damaged))
     if not errors:
         raise nowhere(opened, plan.image, None)
     gravest = worst_exit_code(error.exit_code for error in errors)
     raise next(error for error in errors if error.exit_code == gravest)
-
-
-def _remember_damage(opened: OpenSite, copy: CopyRecord, error: NightferryError) -> None:
-    """A catalog that cannot be written stops no restore."""
-    try:
-        mark_damaged(opened, copy, error)
-    except CatalogError as unwritable:
-        opened.warn(f"the copy at {copy.destination} cannot be recorded as damaged: {unwritable.message}")
 
 
 def _road(plan: RestorePlan, place: Choice) -> str:

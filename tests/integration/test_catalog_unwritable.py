@@ -120,6 +120,20 @@ def test_a_damaged_copy_stops_no_restore_though_it_cannot_be_recorded(
     assert diff(unwritable.store("SG1/a"), tmp_path / "back") == ""
 
 
+def test_copies_are_verified_and_what_cannot_be_recorded_is_said(
+    unwritable: SmallSite, nightferry: Command
+) -> None:
+    right = nightferry(unwritable.file, "verify", "--copy", "folder")
+    assert right.code == 0, right.err
+    assert "2 of 2 copies right" in right.out
+    damaged = sorted(unwritable.objects.glob("images/*/data"))[0]
+    os.truncate(damaged, damaged.stat().st_size - 4096)
+    wrong = nightferry(unwritable.file, "verify", "--copy", "folder", "--json")
+    assert wrong.code == 30, wrong.err
+    found = {c["image"]: bool(c["error"]) for c in wrong.document["copies"]}
+    assert [image for image, bad in found.items() if bad] == [damaged.parent.name]
+
+
 def test_lists_and_a_dry_run_answer(unwritable: SmallSite, nightferry: Command, tmp_path: Path) -> None:
     for command in (
         ("images",),
