@@ -15,7 +15,7 @@ from nightferry.copies.beside import DECIDED, render
 from nightferry.copies.described import NotDescribed, require_described
 from nightferry.copies.encode import PacedOutgoing, Passed, decodes_at_once, encoded, encoded_meta
 from nightferry.copies.read_back import mark_damaged, verify_copy
-from nightferry.copies.side_files import side_files
+from nightferry.copies.side_files import proven_chunks, side_files
 from nightferry.destination.base import (
     DATA_NAMES,
     Continues,
@@ -28,7 +28,14 @@ from nightferry.destination.base import (
     encoding_of,
 )
 from nightferry.destination.ours import MARKER, render_marker
-from nightferry.errors import IntegrityError, MediumDamaged, NeedsRecall, NightferryError
+from nightferry.errors import (
+    CatalogError,
+    CopyMissing,
+    IntegrityError,
+    MediumDamaged,
+    NeedsRecall,
+    NightferryError,
+)
 from nightferry.model.records import AwayRecord, CopyRecord, ImageRecord
 from nightferry.progress import Cancel, Progress
 from nightferry.site.destinations import destination_of
@@ -81,8 +88,7 @@ def _from_staging(
     cancel: Cancel,
 ) -> CopyRecord:
     try:
-        order = opened.catalog.order_of(image.image)
-        outgoing = StagedOutgoing(image, files_of(opened, image), order=order, cancel=cancel)
+        outgoing = _outgoing(opened, image, cancel)
         return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
     except StagedDamage as error:
         # What is read in the place of a disk that is gone says nothing of the image.
@@ -92,6 +98,31 @@ def _from_staging(
         note_loss(opened, image, error.message)
         log.warning("image %s is damaged on staging: quarantined", image.image)
         raise
+
+
+def _outgoing(opened: OpenSite, image: ImageRecord, cancel: Cancel) -> StagedOutgoing:
+    """The staged image; with the catalog's chunk table when the one beside it is damaged or gone, which is put right.
+
+    Raises:
+        StagedDamage: the image itself is not what was recorded, or nobody has its chunk table.
+    """
+    files, order = files_of(opened, image), opened.catalog.order_of(image.image)
+    try:
+        return StagedOutgoing(image, files, order=order, cancel=cancel)
+    except StagedDamage as error:
+        damage = error
+    try:
+        chunks = proven_chunks(opened, image)
+    except (CatalogError, CopyMissing, IntegrityError):
+        raise damage from None
+    outgoing = StagedOutgoing(image, files, chunks=chunks, order=order, cancel=cancel)
+    try:
+        files.replace(".chunks", chunks)
+    except OSError as error:
+        log.warning("%s; its chunk table cannot be written again: %s", damage, error.strerror)
+    else:
+        log.warning("%s; its chunk table was written again from the catalog", damage)
+    return outgoing
 
 
 def note_away(opened: OpenSite, destination: str, error: NightferryError) -> None:

@@ -91,7 +91,7 @@ def remove_staged(opened: OpenSite, image: ImageRecord) -> None:
     if files.is_of(image):
         files.remove(*WHOLE)
     elif files.size_bytes() is not None:
-        log.warning("%s is kept: it is not the staged image on record", files.tar)
+        log.warning("%s is kept: it is not the image on record; if nobody needs it, remove it", files.tar)
 
 
 class _RoomLocks:

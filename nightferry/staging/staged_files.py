@@ -15,7 +15,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from nightferry.errors import ConfigError
+from nightferry.errors import ConfigError, IntegrityError
+from nightferry.image.format import TAIL_BYTES, ImageEnd
 from nightferry.model.names import is_safe, parse_image_name
 from nightferry.model.records import ImageRecord
 from nightferry.transfer.below import LINK, folder_below, open_folder
@@ -174,15 +175,33 @@ class StagedFiles:
 
     def is_of(self, record: ImageRecord) -> bool:
         """Whether what lies here was staged as this very image: a record that came from elsewhere may only have
-        its name."""
+        its name. Where ``meta.json`` is damaged or gone, the image's own end says so."""
         try:
             return self.record().digest == record.digest
         except (OSError, ValueError):
-            return False
+            return any(self._ends_as(record, ending) for ending in (".tar", ".tar.damaged"))
 
-    def _open(self) -> int:
+    def _ends_as(self, record: ImageRecord, ending: Ending) -> bool:
+        try:
+            fd = self._open(ending)
+        except OSError:
+            return False
+        try:
+            size_bytes = os.fstat(fd).st_size
+            end = ImageEnd.decode(os.pread(fd, TAIL_BYTES, max(0, size_bytes - TAIL_BYTES)), size_bytes)
+        except (OSError, IntegrityError):
+            return False
+        finally:
+            os.close(fd)
+        return (size_bytes, end.index_bytes, end.index_digest) == (
+            record.size_bytes,
+            record.index_bytes,
+            record.index_digest,
+        )
+
+    def _open(self, ending: Ending = ".tar") -> int:
         with self._folder() as folder:
-            return open_regular(folder / self._name(".tar"))
+            return open_regular(folder / self._name(ending))
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:

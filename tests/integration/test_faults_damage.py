@@ -82,6 +82,41 @@ def test_a_byte_flipped_on_staging_never_becomes_a_copy(make_site: MakeSite, tmp
         assert not left.exists()
 
 
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_an_image_whose_side_file_is_damaged_on_staging_gives_its_room_back(
+    make_site: MakeSite, how: str
+) -> None:
+    site, clock = make_site(), HandClock()
+    with site.open(clock) as opened:
+        night.nights(opened, clock, 1)
+        (meta,) = site.disk.glob("SG1/a/*.meta.json")
+        if how == "gone":
+            meta.unlink()
+        else:
+            flip(meta, 1)
+        night.nights(opened, clock, 1)
+    assert sorted(file.name for file in site.disk.glob("SG1/a/*")) == [
+        f"20261111-TEX-BACK-1.SG1.a.L0{ending}" for ending in (".chunks", ".meta.json", ".tar")
+    ]
+
+
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_an_owed_image_without_its_chunk_table_on_staging_is_not_lost(make_site: MakeSite, how: str) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock()
+    with site.open(clock) as opened:
+        record = night.stage_one(opened, BACK_GROUP)
+        (chunks,) = site.disk.glob("SG1/a/*.chunks")
+        before = chunks.read_bytes()
+        if how == "gone":
+            chunks.unlink()
+        else:
+            flip(chunks, 3)
+        night.stage_two(opened, record)
+        assert opened.catalog.run(record.run).result == "whole"
+        assert chunks.read_bytes() == before
+        assert compare_tar(folder_copies(site.objects)[newest(opened).image], site.store("SG1/a")) == ""
+
+
 def test_a_byte_flipped_on_staging_is_never_restored(make_site: MakeSite, tmp_path: Path) -> None:
     site = make_site()
     with site.open(HandClock()) as opened:
