@@ -19,11 +19,11 @@ from nightferry.night.hooks import hooked
 from nightferry.night.report import night_result
 from nightferry.night.run import HeldLocks, due_stores, run_lock, set_state
 from nightferry.night.stage import require_owner
-from nightferry.plan.batches import batches
+from nightferry.plan.balance import batches
 from nightferry.plan.window import start_delays
 from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
-from nightferry.staging.kept import lost_images
+from nightferry.staging.images import lost_images
 from nightferry.staging.ownership import watched
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.gate import to_active, write_seal

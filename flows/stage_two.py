@@ -14,12 +14,12 @@ from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed, Failed
 
 from blocks.site import Site
-from nightferry.copies.drives import expectation
 from nightferry.copies.stream import note_away, note_there
 from nightferry.errors import NightferryError
 from nightferry.model.records import ImageRecord
 from nightferry.night.hooks import hooked
 from nightferry.night.move import require_handed_over, take_over
+from nightferry.night.report import expectation
 from nightferry.night.run import run_lock
 from nightferry.plan.balance import in_order
 from nightferry.progress import Cancel

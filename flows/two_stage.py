@@ -25,7 +25,7 @@ from nightferry.night.run import begin_run, drain_requested, end_run, lock_key, 
 from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
 from nightferry.site.stamps import accept_clock, require_plausible_clock
-from nightferry.staging.kept import lost_images
+from nightferry.staging.images import lost_images
 from nightferry.staging.owed import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success

@@ -14,7 +14,7 @@ from nightferry.site.nodes import has_disk
 
 if TYPE_CHECKING:
     from nightferry.cluster.base import ClusterView, GroupView
-    from nightferry.plan.layout import Layout
+    from nightferry.plan.placement import Layout
 
 app = App(name="cluster", help="Nodes, groups, and the gated move.")
 
@@ -140,7 +140,7 @@ def move(
     from nightferry.night import gate
     from nightferry.night import move as ops
     from nightferry.night.run import run_lock
-    from nightferry.plan.layout import Layout
+    from nightferry.plan.placement import Layout
     from nightferry.site.nodes import placement
     from nightferry.site.opened import OpenSite
 

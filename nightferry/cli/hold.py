@@ -21,7 +21,7 @@ def add(image: str, /, *, reason: str) -> None:
         Why; it is shown wherever the hold is.
     """
     from nightferry.copies.beside import spread
-    from nightferry.retention.hold import add_hold
+    from nightferry.retention.expire import add_hold
     from nightferry.site.opened import OpenSite
 
     session = current()
@@ -43,7 +43,7 @@ def remove(image: str, /, *, reason: str = "") -> None:
         Why, for the catalog.
     """
     from nightferry.copies.beside import spread
-    from nightferry.retention.hold import remove_hold
+    from nightferry.retention.expire import remove_hold
     from nightferry.site.opened import OpenSite
 
     session = current()
@@ -57,7 +57,7 @@ def remove(image: str, /, *, reason: str = "") -> None:
 def list_() -> None:
     """Lists the holds, the oldest first."""
     from nightferry.cli.output import table
-    from nightferry.retention.hold import holds
+    from nightferry.retention.expire import holds
     from nightferry.site.opened import OpenSite
 
     session = current()

@@ -15,8 +15,7 @@ from nightferry.errors import ConfigError
 if TYPE_CHECKING:
     from nightferry.model.records import ImageRecord
     from nightferry.restore.restore import Restored, RestorePlan
-    from nightferry.restore.restored import RestoreReport
-    from nightferry.restore.tree import Writing
+    from nightferry.restore.tree import RestoreReport, Writing
     from nightferry.site.opened import OpenSite
 
 app = App(name="restore", help="Restores files, a store or a storage group.")
@@ -271,7 +270,7 @@ def _in_place(
     image: str | None,
     way: Way,
 ) -> int:
-    from nightferry.restore import restore_in_place as ops
+    from nightferry.restore import in_place as ops
     from nightferry.restore.in_place import store_in_use
     from nightferry.restore.restore import look_for_recalls
     from nightferry.site.opened import OpenSite

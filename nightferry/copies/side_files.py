@@ -14,10 +14,9 @@ from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import ImageRecord
 from nightferry.plan.restore_order import STAGING, choose_copies
 from nightferry.progress import Cancel
-from nightferry.site.destinations import destination_of
+from nightferry.site.destinations import destination_of, offsite, speeds
 from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
-from nightferry.site.speeds import offsite, speeds
 from nightferry.staging.adoption import read_index
 from nightferry.staging.images import back_group_of, files_of, is_staged
 from nightferry.transfer.digest import image_digest, table_bytes

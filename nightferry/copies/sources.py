@@ -1,22 +1,31 @@
-"""Where an image can be read from now."""
+"""Where an image can be read from now. Copies in archives are read last, recalled once, waited for in sight."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 
 from nightferry.copies.encode import open_copy
 from nightferry.copies.side_files import proven_chunks
-from nightferry.errors import CopyMissing
+from nightferry.destination.base import Archived, Recalls
+from nightferry.errors import CatalogError, CopyMissing, NeedsRecall, Unavailable
 from nightferry.image.chunks import CheckedReader
 from nightferry.model.names import choose
-from nightferry.model.records import ImageRecord
+from nightferry.model.records import CopyRecord, ImageRecord, RecallRecord
 from nightferry.plan.restore_order import STAGING, Choice, choose_copies
+from nightferry.progress import Cancel, Progress
+from nightferry.site.destinations import destination_of, offsite, speeds
 from nightferry.site.nodes import require_disk
 from nightferry.site.opened import OpenSite
-from nightferry.site.speeds import offsite, speeds
 from nightferry.staging.images import back_group_of, files_of, is_staged, seems_staged
 from nightferry.transfer.base import ByteReader
+from nightferry.units import format_duration
+
+FIRST_LOOK_S = 15.0
+LONGEST_LOOK_S = 300.0
+"""Between two looks whether a recalled copy has arrived; the first ones come sooner."""
+_SLICE_S = 0.5
 
 
 def sources_of(
@@ -83,3 +92,120 @@ def open_image_from(opened: OpenSite, image: ImageRecord, place: Choice) -> Iter
     else:
         with open_copy(opened, place.copy) as reader:
             yield CheckedReader(reader, chunks)
+
+
+class Turns:
+    """The places to read an image from, each in its turn. One that turns out to lie in an archive has its turn
+    after all others: a recall takes hours and costs money."""
+
+    def __init__(self, opened: OpenSite, places: Iterable[Choice]) -> None:
+        self._opened = opened
+        self._first = list(places)
+        self._archived: list[Choice] = []
+
+    def __iter__(self) -> Iterator[Choice]:
+        yield from self._first
+        yield from self._archived
+
+    def ready(self, place: Choice, *, progress: Progress, cancel: Cancel) -> None:
+        """Returns when the place may be read: at its second turn after its recall.
+
+        Raises:
+            DestinationError: see ``recall``.
+        """
+        if place in self._archived and place.copy is not None:
+            recall(self._opened, place.copy, progress=progress, cancel=cancel)
+
+    def postpone(self, place: Choice, error: NeedsRecall, progress: Progress) -> bool:
+        """Gives a place that must be recalled another turn; False when it has had that."""
+        if place in self._archived:
+            return False
+        self._archived.append(place)
+        if len(self._first) > 1:
+            progress.say(f"{error}: other copies are tried first")
+        return True
+
+
+def archived(opened: OpenSite, copy: CopyRecord) -> Archived | None:
+    """Where a copy lies that must be recalled before it can be read; None for any other."""
+    destination = destination_of(opened, copy.destination)
+    return destination.archived(copy.location) if isinstance(destination, Recalls) else None
+
+
+def recall(opened: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Cancel) -> None:
+    """Asks for a copy, unless it is on its way already, and returns when it can be read.
+
+    The wait is of this process alone: one that ends, or is ended, leaves the recall going on, and the next one
+    waits for the same.
+
+    Raises:
+        Unavailable: it did not arrive within the destination's ``recall.wait``.
+        DestinationError: the destination refuses.
+        Cancelled: a stop was asked for.
+    """
+    destination = destination_of(opened, copy.destination)
+    away = archived(opened, copy)
+    if away is None or not isinstance(destination, Recalls):
+        return
+    if not away.asked:
+        destination.recall(copy.location)
+        record = RecallRecord(
+            image=copy.image,
+            destination=copy.destination,
+            epoch=copy.epoch,
+            storage_class=away.storage_class,
+            asked=opened.clock.now(),
+        )
+        try:
+            opened.catalog.append(record)
+        except CatalogError as error:
+            opened.warn(f"cannot record that {copy.image} was recalled: {error.message}")
+    opened.catalog.refresh()
+    asked = opened.catalog.latest(RecallRecord, copy.subject)
+    since = "earlier, by somebody else" if asked is None else _shown(opened, asked.asked)
+    _wait(opened, copy, away, since, progress, cancel)
+
+
+def _wait(
+    opened: OpenSite, copy: CopyRecord, away: Archived, since: str, progress: Progress, cancel: Cancel
+) -> None:
+    begun = opened.clock.monotonic()
+    until = opened.clock.now() + timedelta(seconds=away.wait_s)
+    subject = f"{copy.image} at {copy.destination}"
+    waiting = (
+        f"waiting for its recall from {away.storage_class} ({away.how}), asked {since}, "
+        f"until {_shown(opened, until)}"
+    )
+    progress.begin(subject, "recall")
+    progress.say(waiting, subject=subject)
+    pause_s = FIRST_LOOK_S
+    try:
+        while archived(opened, copy) is not None:
+            left_s = away.wait_s - (opened.clock.monotonic() - begun)
+            if left_s <= 0:
+                raise Unavailable(
+                    f"the recall of {copy.image} at {copy.destination} from {away.storage_class}, asked "
+                    f"{since}, did not arrive within {format_duration(away.wait_s)}",
+                    hint="run the same command again: it waits for the same recall, for as long "
+                    "as recall.wait in the site file allows",
+                    subject=copy.image,
+                )
+            _sleep(opened, min(pause_s, left_s), lambda: progress.advance(subject, 0, waiting), cancel)
+            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+    except BaseException:
+        progress.end(subject, "failed")
+        raise
+    progress.end(subject, "arrived")
+
+
+def _sleep(opened: OpenSite, seconds: float, show: Callable[[], None], cancel: Cancel) -> None:
+    end = opened.clock.monotonic() + seconds
+    while (left_s := end - opened.clock.monotonic()) > 0:
+        cancel.check()
+        show()
+        opened.clock.sleep(min(left_s, _SLICE_S))
+    cancel.check()
+
+
+def _shown(opened: OpenSite, moment: datetime) -> str:
+    return f"{moment.astimezone(opened.site.tz):%Y-%m-%d %H:%M}"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from nightferry.copies.passes import in_passes
 from nightferry.copies.read_back import mark_damaged, verify_copy
-from nightferry.copies.recall import Turns, recall
 from nightferry.copies.side_files import proven_chunks
-from nightferry.copies.sources import open_image_from, sources_of
+from nightferry.copies.sources import Turns, open_image_from, recall, sources_of
 from nightferry.copies.stream import made_before, make_copy, stream_image
 from nightferry.errors import (
     BusyError,
@@ -29,10 +28,10 @@ from nightferry.errors import (
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.plan.restore_order import Choice, stops
 from nightferry.progress import Cancel, Progress
+from nightferry.site.destinations import offsite
 from nightferry.site.marker import require_ours
 from nightferry.site.nodes import require_disk, working_on
 from nightferry.site.opened import OpenSite
-from nightferry.site.speeds import offsite
 from nightferry.staging.images import back_group_of, is_staged
 from nightferry.staging.owed import is_here, is_lost, note_loss, policy_of
 from nightferry.staging.room import free_room

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import nightferry
 from nightferry.copies.origin import last_whole, new_line, origin_of
-from nightferry.errors import ClusterError, NightferryError, OtherSite
+from nightferry.errors import ClockAhead, ClusterError, NightferryError, OtherSite
 from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.model.selection import diff
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.plan.expectation import elsewhere
-from nightferry.plan.layout import Layout
-from nightferry.site import surroundings
+from nightferry.plan.placement import Layout
 from nightferry.site.destinations import destination_of
 from nightferry.site.marker import require_ours
 from nightferry.site.nodes import active_node, has_disk, placement, working_on
 from nightferry.site.opened import OpenSite
 from nightferry.site.prefect_api import prefect_api
-from nightferry.staging.owed import FORGET_HINT, describe, lost, undeliverable
+from nightferry.site.stamps import describe_clock, future_runs
+from nightferry.staging.owed import FORGET_HINT, describe_undeliverable, lost, undeliverable
 from nightferry.staging.room import free_room, may_free
 from nightferry.units import format_size
 
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOSYS)
 """What a file system that has no files without a name answers."""
+
+
+PACKAGES = ("blocks", "tasks", "flows", "deployments")
+"""Our packages whose names others may bear, too."""
 
 
 def check(loaded: LoadedSite) -> list[Finding]:
@@ -56,14 +63,14 @@ def check(loaded: LoadedSite) -> list[Finding]:
             *_staging(opened),
             *_elsewhere(opened),
             *_catalog(opened),
-            *surroundings.clock(opened),
+            *clock(opened),
             *_owed(opened),
             *_cluster(opened),
-            *surroundings.hooks(opened),
+            *hooks(opened),
             *_destinations(opened),
             *_retention(opened),
             *_restore_roots(opened),
-            *surroundings.packages(),
+            *packages(),
             *prefect_api(opened.site.site.single_user),
         ]
 
@@ -71,7 +78,7 @@ def check(loaded: LoadedSite) -> list[Finding]:
 def _owed(opened: OpenSite) -> Iterator[Finding]:
     """What is owed and no night delivers, and what is lost."""
     opened.catalog.refresh()
-    for line in describe(undeliverable(opened)):
+    for line in describe_undeliverable(undeliverable(opened)):
         yield Finding("NF-OWED-001", "warn", line, FORGET_HINT)
     for image in lost(opened):
         text = f"image {image.image} is lost: damaged or gone on staging, and no copy can be read"
@@ -377,3 +384,43 @@ def exit_code(findings: list[Finding]) -> int:
     """2 when something fails, 3 when there are only warnings, else 0."""
     severities = {f.severity for f in findings}
     return 2 if "fail" in severities else 3 if "warn" in severities else 0
+
+
+def clock(opened: OpenSite) -> Iterator[Finding]:
+    """A clock behind our own records would begin last night's window again."""
+    found = future_runs(opened)
+    if found:
+        yield Finding("NF-CLOCK-001", "fail", describe_clock(opened, found), ClockAhead.default_hint)
+
+
+def packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> Iterator[Finding]:
+    """Python takes the first package of a name on its path; a foreign ``flows`` would run instead of ours."""
+    ours = Path(nightferry.__file__).resolve().parent.parent
+    for name in PACKAGES:
+        spec = find(name)
+        place = Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
+        if place != ours / name:
+            yield Finding(
+                "NF-SITE-002",
+                "fail",
+                f"the package {name} is {place or 'not there'}, not nightferry's",
+                "remove the other package, or install nightferry into its own virtual environment",
+            )
+
+
+def hooks(opened: OpenSite) -> Iterator[Finding]:
+    """Hooks run with our rights: a program that others can write is theirs to command."""
+    for hook in opened.site.hooks:
+        program = Path(hook.command[0])
+        try:
+            status = program.stat()
+        except OSError as error:
+            text = f"hook {hook.name}: {program}: {error.strerror}"
+            yield Finding("NF-HOOK-001", "fail", text, "install the program, or correct its path")
+            continue
+        if not os.access(program, os.X_OK, effective_ids=True):
+            text = f"hook {hook.name}: {program} cannot be run by this user"
+            yield Finding("NF-HOOK-001", "fail", text, f"`chmod +x {program}`")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o002:
+            text = f"hook {hook.name}: other users can write {program}"
+            yield Finding("NF-HOOK-002", "fail", text, f"`chown root {program}`, `chmod o-w {program}`")

@@ -14,10 +14,9 @@ from nightferry.model.records import CopyRecord, ImageRecord, RunRecord
 from nightferry.model.stores import Group, StoreRef
 from nightferry.plan.window import night_start, window_start
 from nightferry.site.opened import OpenSite
-from nightferry.site.stamps import describe as describe_clock
-from nightferry.site.stamps import future_runs, wrong_runs
+from nightferry.site.stamps import describe_clock, future_runs, wrong_runs
 from nightferry.staging.images import seems_staged
-from nightferry.staging.owed import Owed, describe, lost, owed, undeliverable
+from nightferry.staging.owed import Owed, describe_undeliverable, lost, owed, undeliverable
 from nightferry.units import counted
 
 Colour = Literal["green", "amber", "red"]
@@ -110,7 +109,7 @@ def _with_owed(opened: OpenSite, found: list[StoreStatus]) -> list[StoreStatus]:
     rows = []
     for row in found:
         name = f"{row.group}/{row.store}"
-        for text in describe(stuck.get(name, [])):
+        for text in describe_undeliverable(stuck.get(name, [])):
             row = _amber(row, text)
         for image in gone.get(name, []):
             row = _red(

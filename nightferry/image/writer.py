@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,7 +20,6 @@ from nightferry.image.content import read_at, read_whole, sparse_segments, uncha
 from nightferry.image.format import HEADER_PATH, INDEX_COMMENT, INDEX_PATH, ImageEnd, ImageHeader
 from nightferry.image.index import EntryType, IndexRow, Outcome
 from nightferry.image.index_builder import IndexBuilder
-from nightferry.image.owners import OwnerNames
 from nightferry.image.tar import (
     ALIGN_FROM,
     STREAM_SIZE_AT,
@@ -556,3 +557,33 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return f"{type(error).__name__}: {error}"
+
+
+class OwnerNames:
+    """Numbers → names as this machine knows them; empty for unknown numbers."""
+
+    def __init__(self) -> None:
+        self._users: dict[int, bytes] = {}
+        self._groups: dict[int, bytes] = {}
+
+    def user(self, uid: int) -> bytes:
+        """The user's name in UTF-8."""
+        name = self._users.get(uid)
+        if name is None:
+            try:
+                name = pwd.getpwuid(uid).pw_name.encode("utf-8", "surrogateescape")
+            except KeyError:
+                name = b""
+            self._users[uid] = name
+        return name
+
+    def group(self, gid: int) -> bytes:
+        """The group's name in UTF-8."""
+        name = self._groups.get(gid)
+        if name is None:
+            try:
+                name = grp.getgrgid(gid).gr_name.encode("utf-8", "surrogateescape")
+            except KeyError:
+                name = b""
+            self._groups[gid] = name
+        return name

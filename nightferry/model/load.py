@@ -1,4 +1,9 @@
-"""From the text of a site file to a Site; what fails is told with key, line and nearest right key."""
+"""From the text of a site file to a Site; what fails is told with key, line and nearest right key.
+
+Bounds on the text are checked in one pass before anything parses it. A parser of TOML recurses into nested values, and
+takes time by the square of a dotted key's length: a text of a megabyte could end it by its recursion limit or keep it
+busy for hours. No site file comes near these bounds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import pwd
 import re
 import stat
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +26,6 @@ from pydantic_core import ErrorDetails
 from nightferry.errors import ConfigError
 from nightferry.model.consistency import problems
 from nightferry.model.site import Site
-from nightferry.model.toml_bounds import MAX_BYTES, out_of_bounds
 from nightferry.model.toml_lines import Path as KeyPath
 from nightferry.model.toml_lines import TomlLines
 
@@ -33,6 +37,23 @@ MOST_SHOWN = 20
 LONGEST = 500
 """Characters of a key or of what is wrong with it."""
 _WORD = re.compile(r"\w+")
+
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+"""Arrays and inline tables within each other; parts of a dotted key."""
+MAX_WORD = 1000
+"""Characters of a number, or of a key without quotes."""
+MAX_VALUES = 30_000
+"""Keys, tables and members of arrays; of a dotted key each part. A store takes six or more: this suffices for some
+thousand stores, and a text within it is read or refused in about a second."""
+# Every alternative takes something wherever it begins, to the end of the line or text if need be: one pass is linear.
+_TOKEN = re.compile(
+    r'"""(?:[^\\]|\\.)*?(?:"{3,5}|\Z)|\'\'\'.*?(?:\'{3,5}|\Z)'
+    r'|"(?:[^"\\\n]|\\[^\n])*+["\\]?|\'[^\'\n]*+\'?'
+    r"|\#[^\n]*+|[][{}=,]|\n\s*+|[^][{}=,\n\"'\#]++",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +323,38 @@ def _is_private_group(gid: int, caller: int) -> bool:
     except KeyError:
         return False
     return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def out_of_bounds(text: str) -> str:
+    """What in a TOML text is beyond the bounds, with its line; empty when nothing is. The text need not be TOML."""
+    # Each character takes a byte or more.
+    if len(text) > MAX_BYTES:
+        return f"it is larger than {MAX_BYTES >> 20} MiB"
+    return next(_beyond(text), "")
+
+
+def _beyond(text: str) -> Iterator[str]:
+    line, depth, dots, values = 1, 0, 0, 0
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        first = token[0]
+        if first in "[{":
+            depth += 1
+            values += 1
+            dots = 0
+        elif first in "]}":
+            depth = max(depth - 1, 0)
+            dots = 0
+        elif first in "=,\n":
+            values += first in "=,"
+            dots = 0
+        elif first not in "\"'#":
+            dots += (parts := token.count("."))
+            values += parts
+            if len(token.strip()) > MAX_WORD:
+                yield f"line {line}: a number, or a key without quotes, of more than {MAX_WORD:,} characters"
+        if depth > MAX_DEPTH or dots >= MAX_DEPTH:
+            yield f"line {line}: it is nested more than {MAX_DEPTH} deep"
+        if values > MAX_VALUES:
+            yield f"line {line}: there are more than {MAX_VALUES:,} keys and values"
+        line += token.count("\n")

@@ -3,14 +3,20 @@
 git is the judge: gitignore(5) says what a pattern means, and where it is silent its ``wildmatch.c`` does. A name
 is bytes; a line feed, a tab or half a character in it is one like any other. ``*``, ``?`` and classes never match
 a slash.
+
+The patterns of a restore (``Matcher``) are read the same way, and a path written out always means itself, whatever
+characters it holds. A leading ``!`` takes back what earlier patterns chose; of all patterns that fit a path the last
+one counts. ``/`` and ``.`` mean the whole store.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
+
+from nightferry.errors import ConfigError
 
 _SPECIAL: Final = b"*?[\\"
 _NEVER: Final = rb"(?!)"
@@ -214,3 +220,65 @@ def _class(body: bytes, at: int) -> tuple[bytes, int]:
     if not matched:
         return _NEVER, at + 1
     return b"[" + b"".join(b"\\x%02x" % byte for byte in sorted(matched)) + b"]", at + 1
+
+
+class Matcher:
+    """A list of patterns, ready to be asked about many paths.
+
+    Args:
+        patterns: As the user wrote them; an empty list means everything.
+
+    Raises:
+        ConfigError: a pattern is empty.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._rules = [_rule(line) for line in patterns]
+
+    def matches(self, path: bytes, *, directory: bool = False) -> bool:
+        """Whether the patterns choose a path of the index.
+
+        Args:
+            path: Relative to the store, without a leading or trailing slash.
+            directory: The path is a directory; a pattern that ends with a slash means only those.
+        """
+        if not self._rules:
+            return True
+        for chosen, fits in reversed(self._rules):
+            if fits(path, directory):
+                return chosen
+        return False
+
+
+def _rule(line: str) -> tuple[bool, Callable[[bytes, bool], bool]]:
+    chosen = not line.startswith("!")
+    body = line if chosen else line[1:]
+    if body in ("/", ".", "./"):
+        return chosen, lambda path, directory: True
+    plain = body.removeprefix("./").strip("/")
+    if not plain:
+        raise ConfigError(f"an empty pattern: {line!r}", hint="name a path or a pattern such as '*.txt'")
+    literal = plain.encode("utf-8", "surrogateescape")
+    below = literal + b"/"
+    only_directory = body.endswith("/")
+
+    def is_or_is_below(path: bytes, directory: bool) -> bool:
+        return path.startswith(below) or (path == literal and (directory or not only_directory))
+
+    try:
+        # A line that begins with "#" would be a comment.
+        found = pattern(
+            f"\\{body}" if body.startswith("#") else body.removeprefix(".") if body.startswith("./") else body
+        )
+    except ValueError:
+        found = None
+    if found is None:
+        return chosen, is_or_is_below  # no pattern that gitignore knows, but a name may look like that
+
+    def fits(path: bytes, directory: bool) -> bool:
+        # A name may hold the very characters that make a pattern; a path written out always means itself.
+        return (
+            is_or_is_below(path, directory) or found.fits(path, directory=directory) or found.fits_below(path)
+        )
+
+    return chosen, fits

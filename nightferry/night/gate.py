@@ -22,7 +22,7 @@ from nightferry.night.stage import require_owner
 from nightferry.site.nodes import has_disk, require_disk, require_here
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import require_plausible_clock
-from nightferry.staging.kept import is_kept
+from nightferry.staging.images import is_kept
 from nightferry.units import counted
 
 GateState = Literal["open", "held", "closed"]

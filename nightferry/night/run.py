@@ -18,7 +18,7 @@ from nightferry.progress import Cancel, Progress
 from nightferry.site.nodes import active_node, has_disk
 from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import CLOCKS_APART, accept_clock, require_plausible_clock, wrong_runs
-from nightferry.staging.kept import is_kept
+from nightferry.staging.images import is_kept
 from nightferry.staging.orphans import clear_killed, clear_orphans, forget_expired
 
 log = logging.getLogger(__name__)

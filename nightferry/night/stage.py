@@ -12,6 +12,7 @@ import logging
 import os
 from contextlib import closing
 from pathlib import Path
+from typing import assert_never
 
 from nightferry import __version__
 from nightferry.cluster.disk import OwnerToken
@@ -20,6 +21,7 @@ from nightferry.errors import (
     Cancelled,
     ConfigError,
     NightferryError,
+    NotInThisRelease,
     NotOwner,
     StagingFull,
 )
@@ -27,15 +29,22 @@ from nightferry.image.format import ImageHeader
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.model.names import image_name
 from nightferry.model.records import FailureRecord, ImageRecord, RunRecord
-from nightferry.model.stores import StoreRef
-from nightferry.night.sources import open_source
+from nightferry.model.stores import (
+    CommandStore,
+    FilesStore,
+    NdmpStore,
+    PostgresStore,
+    SqliteStore,
+    Store,
+    StoreRef,
+)
 from nightferry.progress import Cancel, Progress
 from nightferry.site.nodes import require_here, working_on
 from nightferry.site.opened import OpenSite
 from nightferry.site.throttles import staging_throttle
-from nightferry.source.base import Estimate
+from nightferry.source.base import Estimate, Source
 from nightferry.staging.adoption import adopt, prove_chunks, record_image, state_of
-from nightferry.staging.kept import is_kept, may_come_whole
+from nightferry.staging.images import is_kept, may_come_whole
 from nightferry.staging.ownership import confirm, watched
 from nightferry.staging.room import free_room, free_staging, room_lock
 from nightferry.staging.scratch import scratch_folder
@@ -357,3 +366,32 @@ def _ring_settings(opened: OpenSite) -> RingSettings:
     staging = opened.site.staging
     share = max(2, min(staging.buffers, 2 * staging.buffers // staging.streams))
     return RingSettings(buffer_bytes=staging.buffer_bytes, buffers=share, unbuffered=staging.unbuffered)
+
+
+def open_source(store: Store, scratch: Path) -> Source:
+    """Opens the store for reading.
+
+    Args:
+        store: As the site file says.
+        scratch: A folder on staging for what must become a file before it becomes a member.
+
+    Raises:
+        ConfigError: the store's path is not there.
+        StoreUnreadable: it cannot be read for now.
+        NotInThisRelease: a later release reads this kind.
+    """
+    match store:
+        case FilesStore():
+            from nightferry.source.files import FilesSource
+
+            return FilesSource(store.path, exclude=store.exclude)
+        case SqliteStore():
+            from nightferry.source.sqlite import SqliteSource
+
+            return SqliteSource(store.path, scratch)
+        case PostgresStore() | CommandStore() | NdmpStore():
+            raise NotInThisRelease(
+                f"stores of kind {store.kind!r} are not in this release", subject=store.name
+            )
+        case _:
+            assert_never(store)

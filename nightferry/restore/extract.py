@@ -12,8 +12,7 @@ from nightferry.image.reader import ImageReader
 from nightferry.model.text import safe
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.restore.metadata import ACL_ACCESS, ACL_DEFAULT, Metadata
-from nightferry.restore.restored import RestoreReport
-from nightferry.restore.tree import TargetTree
+from nightferry.restore.tree import RestoreReport, TargetTree
 from nightferry.units import counted
 
 

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from nightferry.copies.accept import warn_unaccepted
 from nightferry.copies.read_back import mark_damaged
-from nightferry.copies.recall import Turns, archived
 from nightferry.copies.side_files import side_files
-from nightferry.copies.sources import nowhere, open_image_from, sources_of
+from nightferry.copies.sources import Turns, archived, nowhere, open_image_from, sources_of
 from nightferry.copies.stream import describe_location
 from nightferry.errors import (
     BusyError,
@@ -35,14 +34,13 @@ from nightferry.errors import (
 )
 from nightferry.image.index import Index, IndexRow
 from nightferry.image.reader import ImageReader
+from nightferry.model.patterns import Matcher
 from nightferry.model.records import ImageRecord
 from nightferry.model.text import safe
-from nightferry.plan.match import Matcher
 from nightferry.plan.restore_order import Choice, recalled_last
 from nightferry.progress import Cancel, Progress
 from nightferry.restore.extract import extract
-from nightferry.restore.restored import RestoreReport
-from nightferry.restore.tree import AS_NEW, TargetTree, Writing
+from nightferry.restore.tree import AS_NEW, RestoreReport, TargetTree, Writing
 from nightferry.site.nodes import require_store, working_on
 from nightferry.site.opened import OpenSite
 from nightferry.staging.images import back_group_of

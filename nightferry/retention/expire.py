@@ -1,4 +1,4 @@
-"""Applying the retention: said before, done, said afterwards.
+"""Applying the retention: said before, done, said afterwards; and the holds that it must leave alone.
 
 Every step is a record before it is a deed, and the next `expire` finishes what a killed one began. A copy is
 ``expiring`` on record before a byte of it goes, so no restore is ever offered half of one.
@@ -28,12 +28,14 @@ from nightferry.errors import (
 )
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import (
+    OUTLIVED,
     THERE,
     CartridgeRecord,
     CopyRecord,
     CopyState,
     ExpiryRecord,
     FreedRecord,
+    HoldRecord,
     ImageRecord,
 )
 from nightferry.progress import Cancel, Progress
@@ -52,7 +54,7 @@ from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import require_plausible_clock
 from nightferry.staging.images import is_staged
 from nightferry.staging.orphans import forget_expired
-from nightferry.staging.owed import describe, is_here, undeliverable
+from nightferry.staging.owed import describe_undeliverable, is_here, undeliverable
 from nightferry.staging.room import remove_staged
 
 log = logging.getLogger(__name__)
@@ -198,7 +200,7 @@ def expire(
         raise next(iter(refused.values()))
     done = Expiry(False, [row for row in outlook.copies if row.fate != "expires"], errors=outlook.errors)
     done.foreign += outlook.foreign
-    done.undeliverable += describe(undeliverable(opened))
+    done.undeliverable += describe_undeliverable(undeliverable(opened))
     if outlook.going or outlook.staged:
         intent = _intend(opened, outlook, reason)
         note = ""
@@ -252,7 +254,7 @@ def _foreseen(opened: OpenSite, outlook: Outlook, refused: ConfigError | None) -
         list(outlook.staged),
         list(outlook.orphans),
         list(outlook.foreign),
-        describe(undeliverable(opened)),
+        describe_undeliverable(undeliverable(opened)),
         outlook.errors,
         refused,
     )
@@ -443,3 +445,55 @@ def _clear(opened: OpenSite, orphans: Iterable[OrphanOutlook], done: Expiry, can
         else:
             log.info("removed %s %s at %s", row.orphan.what, row.orphan.path, row.destination)
             done.orphans.append(row)
+
+
+def add_hold(opened: OpenSite, image: str, reason: str) -> HoldRecord:
+    """Holds an image: its copies, and its place on staging, do not expire until the hold is removed.
+
+    Raises:
+        ConfigError: no reason, no such image, or copies of it are expired or about to be.
+    """
+    if not reason.strip():
+        raise ConfigError("a hold needs a reason", hint="add --reason TEXT", subject=image)
+    opened.catalog.refresh()
+    opened.catalog.image(image)
+    record = _record(opened, image, True, reason)
+    # The record comes before the look: an expiry looks at holds after it has said what it takes, so that one
+    # of the two sees the other.
+    opened.catalog.refresh()
+    states = {copy.state for copy in opened.catalog.copies(image)}
+    if opened.catalog.expired(image) or (states and states <= {*OUTLIVED, "lost"}):
+        _record(opened, image, False, "every copy of it has expired")
+        raise ConfigError(
+            f"image {image} cannot be held: every copy of it has expired",
+            hint="`nightferry images` lists what there is",
+            subject=image,
+        )
+    return record
+
+
+def remove_hold(opened: OpenSite, image: str, reason: str = "") -> HoldRecord:
+    """Lets an image expire again when its time comes.
+
+    Raises:
+        ConfigError: it is not held.
+    """
+    opened.catalog.refresh()
+    if opened.catalog.hold(image) is None:
+        opened.catalog.image(image)
+        raise ConfigError(
+            f"image {image} is not held", hint="`nightferry hold list` lists what is", subject=image
+        )
+    return _record(opened, image, False, reason)
+
+
+def holds(opened: OpenSite) -> list[HoldRecord]:
+    """Every hold, the oldest first."""
+    opened.catalog.refresh()
+    return opened.catalog.holds()
+
+
+def _record(opened: OpenSite, image: str, held: bool, reason: str) -> HoldRecord:
+    record = HoldRecord(image=image, held=held, reason=reason, who=operator(), at=opened.clock.now())
+    opened.catalog.append(record)
+    return record

@@ -1,25 +1,49 @@
-"""Opening a site's destinations, each of its kind."""
+"""Opening a site's destinations and tape libraries, each of its kind; what a restore can expect of each."""
 
 from __future__ import annotations
 
+import os
 import threading
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
+from nightferry.clock import Clock
 from nightferry.destination.base import Destination
-from nightferry.errors import Unavailable
+from nightferry.destination.tape.drives.lease import Leases
+from nightferry.destination.tape.library.changer import Library
+from nightferry.errors import NotInThisRelease, Unavailable
 from nightferry.model.destinations import Destination as DestinationSettings
-from nightferry.model.destinations import FsspecSettings, S3Settings, TapeSettings, VirtualLibrary
-from nightferry.model.records import CopyRecord
+from nightferry.model.destinations import (
+    FsspecSettings,
+    IscsiLibrary,
+    NdmpLibrary,
+    S3Settings,
+    ScsiLibrary,
+    TapeSettings,
+    VirtualLibrary,
+)
+from nightferry.model.destinations import Library as LibrarySettings
+from nightferry.model.records import CartridgeRecord, CopyRecord
 from nightferry.model.redact import redacted
+from nightferry.model.secrets import resolve_secret
 from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.site.opened import OpenSite
 from nightferry.site.register import CatalogRegister
+from nightferry.site.state import make_private_folder, state_home
+
+if TYPE_CHECKING:
+    from nightferry.destination.tape.library.scsi_open import Options
 
 DEFAULT_STREAMS = 4
 """Images written to a folder at once when the site file does not say."""
+
+
+HOST_LOCKS = Path("/run/nightferry-locks")
+"""Where root's processes on this host find each other's locks, whatever site they work for. Not in /run/lock, where
+everyone may write: whoever made a lock's file first could keep us from a drive."""
 
 
 class _Open:
@@ -60,7 +84,7 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
             from nightferry.catalog.drives import DriveLeases
             from nightferry.destination.tape.library.destination import TapeDestination
             from nightferry.destination.tape.library.pool import Pool
-            from nightferry.site.libraries import Keepers, open_library
+            from nightferry.site.destinations import Keepers, open_library
 
             library = settings.library
             if isinstance(library, VirtualLibrary):
@@ -161,3 +185,82 @@ def _pages(opened: OpenSite) -> dict[str, bytes]:
 def recovery_page() -> bytes:
     """How to read a cartridge without nightferry; it goes onto each."""
     return (resources.files("nightferry.destination.tape") / "recovery.md").read_bytes()
+
+
+def speeds(opened: OpenSite) -> dict[str, Speed]:
+    """What each destination can be expected to do, to choose where to restore from."""
+    return {d.name: speed_of(d) for d in opened.site.destinations}
+
+
+def offsite(opened: OpenSite) -> dict[str, set[str]]:
+    """Destination → barcodes of its cartridges that are in a vault."""
+    found: dict[str, set[str]] = {}
+    for record in opened.catalog.all(CartridgeRecord):
+        if record.state == "offsite":
+            found.setdefault(record.destination, set()).add(record.barcode)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """What keeps the hosts of a site out of each other's way: locks in a folder that they share, or leases."""
+
+    folder: Path | None
+    leases: Leases | None = None
+    one_host: bool = False
+    """One machine plays every node."""
+
+
+def open_library(settings: LibrarySettings, keepers: Keepers, clock: Clock) -> Library:
+    """Opens a library.
+
+    Args:
+        settings: What the site file says of it.
+        keepers: What keeps hosts of the site apart, where they share real drives.
+        clock: Time.
+
+    Raises:
+        ConfigError: what is there is not what the site file says.
+        DestinationError: it does not answer.
+    """
+    match settings:
+        case VirtualLibrary():
+            from nightferry.destination.tape.library.virtual import open_virtual
+
+            return open_virtual(
+                settings.path, settings.drives, settings.slots, settings.cartridge_bytes, settings.ports
+            )
+        case IscsiLibrary():
+            from nightferry.destination.tape.library.scsi_open import open_iscsi
+            from nightferry.scsi.iscsi import Portal
+
+            password = resolve_secret(settings.password).get_secret_value() if settings.password else ""
+            portal = Portal(settings.portal, settings.target, settings.user, password, settings.initiator)
+            return open_iscsi(portal, settings.drives, _options(settings, keepers), clock)
+        case ScsiLibrary():
+            from nightferry.destination.tape.library.scsi_open import open_scsi
+
+            return open_scsi(settings.changer, settings.drives, _options(settings, keepers), clock)
+        case NdmpLibrary():
+            raise NotInThisRelease(f"libraries of kind {settings.kind!r} are not in this release")
+        case _:
+            assert_never(settings)
+
+
+def _options(settings: IscsiLibrary | ScsiLibrary, keepers: Keepers) -> Options:
+    from nightferry.destination.tape.library.scsi_open import Options
+
+    folders = (_host_locks(), keepers.folder)
+    return Options(
+        locks=tuple(folder for folder in folders if folder is not None),
+        elements=settings.elements,
+        cartridge_bytes=settings.cartridge_bytes,
+        reserve_bytes=settings.early_warning_reserve,
+        leases=keepers.leases,
+        one_host=keepers.one_host,
+    )
+
+
+def _host_locks() -> Path:
+    """Root's folder of locks; for other users, to whom /run is closed, one in their own state folder."""
+    return HOST_LOCKS if os.geteuid() == 0 else make_private_folder(state_home()) / "locks"

@@ -13,8 +13,7 @@ from nightferry.cluster.reader_agent import working_on as reading
 from nightferry.errors import ClusterError, NotOwner
 from nightferry.model.names import split_store
 from nightferry.model.stores import FilesStore, SqliteStore
-from nightferry.plan.layout import Layout
-from nightferry.plan.placement import place
+from nightferry.plan.placement import Layout, place
 from nightferry.progress import Cancel
 from nightferry.site.opened import OpenSite
 

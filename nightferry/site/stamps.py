@@ -52,10 +52,12 @@ def require_plausible_clock(opened: OpenSite, what: str, now: datetime | None = 
     """
     found = future_runs(opened, now)
     if found:
-        raise ClockAhead(f"{what}: {describe(opened, found, now)}", subject=max(found, key=found.__getitem__))
+        raise ClockAhead(
+            f"{what}: {describe_clock(opened, found, now)}", subject=max(found, key=found.__getitem__)
+        )
 
 
-def describe(opened: OpenSite, found: dict[str, datetime], now: datetime | None = None) -> str:
+def describe_clock(opened: OpenSite, found: dict[str, datetime], now: datetime | None = None) -> str:
     """Names the run with the latest of the stamps in the future."""
     run = max(found, key=found.__getitem__)
     ahead = found[run] - (now or opened.clock.now())

@@ -7,18 +7,19 @@ import logging
 import random
 
 from nightferry.errors import Cancelled, ClusterError, IntegrityError, NightferryError
+from nightferry.image.index import Index
 from nightferry.image.reader import ImageReader
 from nightferry.model.records import ImageRecord, ImageState, Outcomes
 from nightferry.model.stores import Tolerate
+from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
 from nightferry.site.opened import OpenSite
 from nightferry.staging.room import WHOLE
-from nightferry.staging.run_log import log_image
 from nightferry.staging.staged_files import StagedFiles
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, image_digest, table_bytes
 from nightferry.transfer.spool import Content, spooled
-from nightferry.units import format_size
+from nightferry.units import counted, format_size
 
 log = logging.getLogger(__name__)
 
@@ -110,3 +111,29 @@ def record_image(opened: OpenSite, record: ImageRecord, index: Content, chunks: 
     log_image(opened, record, index)
     opened.catalog.append(record)
     log.info("staged %s: %s, %s", record.image, format_size(record.size_bytes), record.state)
+
+
+def log_image(opened: OpenSite, image: ImageRecord, index: Content) -> None:
+    """Adds an image to its run's log, the figures of the image itself on one line.
+
+    ``[site] log``: ``full`` names every file, ``summary`` those that are not whole or have a note, ``none`` writes no
+    log.
+    """
+    level = opened.site.site.log
+    if level == "none":
+        return
+    zone = opened.site.tz
+    counts = image.outcomes
+    lines = [
+        f"{image.ended.astimezone(zone):%Y-%m-%d %H:%M:%S} {image.image} {image.state}: "
+        f"{counted(image.files, 'file')}, "
+        f"{counted(image.size_bytes, 'byte')}, {counts.vanished} vanished, {counts.changed} changed, "
+        f"{counts.unreadable} unreadable"
+        + (f", {counts.unlisted} of them not listed" if counts.unlisted else "")
+    ]
+    lines += [f"  {note}" for note in image.notes]
+    for row in Index(index):
+        if level == "full" or row.outcome != "whole" or (row.note and row.stored):
+            note = f" ({safe(row.note)})" if row.note else ""
+            lines.append(f"  {row.outcome} {row.type} {row.size} {safe(row.path)}{note}")
+    opened.catalog.add_log(image.run, image.image, "\n".join(lines) + "\n")

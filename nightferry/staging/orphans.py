@@ -19,7 +19,7 @@ from nightferry.progress import QUIET, Cancel
 from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
 from nightferry.staging.adoption import adopt
-from nightferry.staging.kept import is_kept
+from nightferry.staging.images import is_kept
 from nightferry.staging.room import remove_staged
 from nightferry.staging.scratch import scratch_folder
 from nightferry.staging.staged_files import Ending, StagedFiles, staged_names

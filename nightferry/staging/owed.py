@@ -139,7 +139,7 @@ def lost(opened: OpenSite, group: str | None = None, store: str | None = None) -
     return [image for image in opened.catalog.images(group, store) if is_lost(opened, image)]
 
 
-def describe(undeliverable: list[Owed]) -> list[str]:
+def describe_undeliverable(undeliverable: list[Owed]) -> list[str]:
     """A line for each image of `undeliverable`."""
     found: dict[str, list[Owed]] = {}
     for each in undeliverable:

@@ -11,7 +11,7 @@ import pytest
 from nightferry.errors import GroupStopping, StoreUnreadable
 from nightferry.night import stage
 from nightferry.night.run import HeldLocks
-from nightferry.plan.batches import batches
+from nightferry.plan.balance import batches
 from tests.support.prefect_site import BACK, PROGRAM, subflows, task_runs, until
 from tests.support.prefect_site import environment as environment_of
 

@@ -19,7 +19,7 @@ from nightferry.model.records import CopyRecord, ExpiryRecord
 from nightferry.night import gate, stage
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
-from nightferry.retention import expire, hold
+from nightferry.retention import expire
 from nightferry.site.opened import OpenSite
 from nightferry.staging import adoption, owed
 from nightferry.staging.images import staged_path
@@ -146,7 +146,7 @@ def test_seals_and_logs_go_with_the_last_image_of_their_run(aged: Aged) -> None:
     runs = [f"202611{day}-{BACK_GROUP}" for day in (10, 11, 12, 13, 14)]
     assert sorted(os.listdir(seals)) == runs[:4]
     with site.open(clock) as opened:
-        hold.add_hold(opened, image(11), "evidence")
+        expire.add_hold(opened, image(11), "evidence")
         run_expire(opened)
         night.night(opened, BACK_GROUP)
         # The first run's images have all expired, one of the second's is held.
@@ -188,7 +188,7 @@ def test_what_stays_comes_back_and_what_went_is_gone(aged: Aged, tmp_path: Path)
 def test_a_restore_as_of_takes_the_newest_image_that_is_still_there(aged: Aged) -> None:
     site, clock = aged()
     with site.open(clock) as opened:
-        hold.add_hold(opened, image(10), "the audit")
+        expire.add_hold(opened, image(10), "the audit")
         run_expire(opened)
         as_of = clock.now() - 2 * DAY - timedelta(hours=1)
         found = restore.find_image(opened, "SG1", "a", as_of=as_of)
@@ -399,7 +399,7 @@ def test_a_hold_that_comes_while_it_expires_is_heard(aged: Aged, monkeypatch: py
 
         def late(*args: object) -> object:
             seen = ahead(*args)  # type: ignore[arg-type]
-            hold.add_hold(elsewhere, image(10), "just in time")
+            expire.add_hold(elsewhere, image(10), "just in time")
             return seen
 
         monkeypatch.setattr(expire, "look_ahead", late)

@@ -13,7 +13,7 @@ import pytest
 
 from nightferry.cluster.reader_agent import install_agent
 from nightferry.model import allowed
-from nightferry.site.libraries import HOST_LOCKS
+from nightferry.site.destinations import HOST_LOCKS
 from nightferry.site.state import keep_private
 from nightferry.transfer.temporary import temporary_folder
 from tests.support.command_site import Command, CommandSite

@@ -260,7 +260,8 @@ def test_what_a_removed_back_group_owes_is_named_by_every_night(place: Place) ->
         assert (name, "folder") in result.owed_before
         assert "its BACK group TEX-BACK-1 is not in the site file" in result.notes[name, "folder"].text
         assert any(
-            line.startswith(f"{name} owes 1 copy") for line in owed.describe(owed.undeliverable(opened))
+            line.startswith(f"{name} owes 1 copy")
+            for line in owed.describe_undeliverable(owed.undeliverable(opened))
         )
         for store in ("SG1/a", "SG1/b"):
             owed.forget(opened, store, "the disk is gone")

@@ -23,7 +23,7 @@ from nightferry.model.records import (
     SelectionRecord,
 )
 from nightferry.progress import QUIET, Cancel
-from nightferry.retention import hold
+from nightferry.retention import expire
 from tests.integration.test_foreign import KEEP_1, LATER, Place, place, run_expire
 from tests.servers.seaweed import Seaweed
 from tests.support import toml
@@ -243,10 +243,10 @@ def test_what_people_decided_is_known_without_a_copy_of_the_catalog(
     with place.open(clock) as opened:
         nights(opened, clock, 1)
         images = [image.image for image in opened.catalog.images()]
-        hold.add_hold(opened, images[0], "early")
-        hold.add_hold(opened, images[1], "the audit")
+        expire.add_hold(opened, images[0], "early")
+        expire.add_hold(opened, images[1], "the audit")
         deliver_catalog(opened, place.name, clock.now())
-        hold.remove_hold(opened, images[0])
+        expire.remove_hold(opened, images[0])
         run = opened.catalog.runs()[0]
         seal = opened.catalog.seal(run.run)
         assert seal is not None

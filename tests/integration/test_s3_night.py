@@ -17,7 +17,7 @@ from nightferry.health.check import check
 from nightferry.night.report import night_result, report_markdown
 from nightferry.progress import QUIET, Cancel
 from nightferry.restore import restore
-from nightferry.site.speeds import speeds
+from nightferry.site.destinations import speeds
 from nightferry.staging.images import staged_path
 from tests.servers.proxy import Proxy
 from tests.servers.seaweed import KEYS, Seaweed

@@ -17,7 +17,7 @@ from nightferry.catalog import drives
 from nightferry.destination.base import Receipt
 from nightferry.health.status import status
 from nightferry.model.claim_records import DriveLeaseRecord
-from nightferry.site import libraries
+from nightferry.site import destinations
 from tests.servers.seaweed import Seaweed
 from tests.servers.tgtd import Tgtd, serving
 from tests.support import night
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 @pytest.fixture(autouse=True)
 def _this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``open_as`` sets in this process holds for one test."""
-    monkeypatch.setattr(libraries, "HOST_LOCKS", libraries.HOST_LOCKS)
+    monkeypatch.setattr(destinations, "HOST_LOCKS", destinations.HOST_LOCKS)
     monkeypatch.setattr(drives, "LEASE_S", drives.LEASE_S)
 
 

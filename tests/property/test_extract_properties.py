@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from nightferry.model.text import path_fields
 from nightferry.restore.metadata import Metadata
 from nightferry.restore.new_file import TEMPORARY_PREFIX
-from nightferry.restore.restored import RestoreReport
-from nightferry.restore.tree import Overwrite, TargetTree
+from nightferry.restore.tree import Overwrite, RestoreReport, TargetTree
 from nightferry.restore.walk import Refused, components
 
 Kind = Literal["file", "broken", "symlink", "directory", "fifo", "hardlink"]

@@ -8,11 +8,17 @@ from zoneinfo import ZoneInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightferry.plan.balance import Lanes, in_order, longest_first, predict_finish
-from nightferry.plan.batches import BATCH_STORES, SMALL_BYTES, batches
-from nightferry.plan.layout import Layout
-from nightferry.plan.match import Matcher
-from nightferry.plan.placement import place
+from nightferry.model.patterns import Matcher
+from nightferry.plan.balance import (
+    BATCH_STORES,
+    SMALL_BYTES,
+    Lanes,
+    batches,
+    in_order,
+    longest_first,
+    predict_finish,
+)
+from nightferry.plan.placement import Layout, place
 from nightferry.plan.window import due_groups, run_name, start_delays, window_of, window_start
 
 zones = st.sampled_from(

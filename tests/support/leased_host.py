@@ -16,7 +16,7 @@ from nightferry.catalog import drives
 from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.errors import DestinationError
 from nightferry.model.load import load_site
-from nightferry.site import libraries
+from nightferry.site import destinations
 from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 from tests.support.outgoing import MIB, PlainImage, put
@@ -33,7 +33,7 @@ def content(host: str, number: int, mib: int) -> bytes:
 def open_as(site: Path, host_locks: Path, name: str) -> OpenSite:
     """The site as a process of this host opens it."""
     host_locks.mkdir(exist_ok=True)
-    libraries.HOST_LOCKS = host_locks
+    destinations.HOST_LOCKS = host_locks
     drives.LEASE_S = LEASE_S
     opened = OpenSite(load_site(site))
     opened.catalog.node = name

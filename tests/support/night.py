@@ -14,7 +14,7 @@ from nightferry.night.run import drain_requested
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.site.nodes import active_node
 from nightferry.site.opened import OpenSite
-from nightferry.staging import kept, owed, room
+from nightferry.staging import images, owed, room
 from tests.support.small_site import BACK_GROUP, HandClock
 
 
@@ -33,7 +33,7 @@ def stage_one(
         lock.name_run(record.run)
         if begun.finished:
             return record
-        if gate.look(opened, record).state == "open" and not kept.lost_images(opened, record):
+        if gate.look(opened, record).state == "open" and not images.lost_images(opened, record):
             return record
         record = run.set_state(opened, record, node=active_node(opened, back_group))
         move.to_active(opened, record, progress=progress, cancel=cancel)

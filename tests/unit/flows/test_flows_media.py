@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flows import media
+from nightferry.site.destinations import offsite
 from nightferry.site.opened import OpenSite
-from nightferry.site.speeds import offsite
 from tests.support.small_site import SmallSite
 
 

@@ -12,11 +12,11 @@ import pytest
 from nightferry.cluster import reader_agent
 from nightferry.cluster.run import MOST_OUTPUT_BYTES
 from nightferry.errors import Cancelled, GroupStopping, HookFailed
+from nightferry.health import check
 from nightferry.model.load import load_site
 from nightferry.model.secrets import known_secrets
 from nightferry.night.hooks import hooked
 from nightferry.progress import QUIET, Cancel
-from nightferry.site import surroundings
 from nightferry.site.opened import OpenSite
 from tests.support import night
 from tests.support.prefect_site import until
@@ -264,7 +264,7 @@ def test_check_names_hooks_that_are_missing_or_belong_to_others(make: Make, tmp_
         (tmp_path / "gone.sh").unlink()
         (tmp_path / "open.sh").chmod(0o777)
         (tmp_path / "plain.sh").chmod(0o644)
-        found = [(f.id, f.severity, f.text.split(":")[0]) for f in surroundings.hooks(opened)]
+        found = [(f.id, f.severity, f.text.split(":")[0]) for f in check.hooks(opened)]
     assert found == [
         ("NF-HOOK-001", "fail", "hook gone"),
         ("NF-HOOK-002", "fail", "hook open"),

@@ -1,8 +1,7 @@
 import pytest
 
 from nightferry.errors import ConfigError
-from nightferry.plan.balance import Lanes, in_order, least_seconds, longest_first, predict_finish
-from nightferry.plan.batches import batches
+from nightferry.plan.balance import Lanes, batches, in_order, least_seconds, longest_first, predict_finish
 from nightferry.units import MIB
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from nightferry.model.nodes import specify
-from nightferry.plan.layout import Layout
-from nightferry.plan.placement import place
+from nightferry.plan.placement import Layout, place
 
 NODES = ("TEX-PASS-2", "TEX-ACTV-1", "TEX-ACTV-3", "TEX-PASS-3", "TEX-ACTV-2", "TEX-PASS-1", "TEX-ACTV-4")
 P1, P2, P3 = "TEX-PASS-1", "TEX-PASS-2", "TEX-PASS-3"

@@ -11,8 +11,7 @@ import pytest
 from nightferry.image.index import IndexRow
 from nightferry.progress import Quiet
 from nightferry.restore.extract import extract
-from nightferry.restore.restored import RestoreReport
-from nightferry.restore.tree import TargetTree
+from nightferry.restore.tree import RestoreReport, TargetTree
 from nightferry.restore.walk import KEPT_OPEN, remove_tree
 from nightferry.source.files import MAX_DEPTH, FilesSource
 from tests.imaging import open_image, output, write_source

@@ -17,7 +17,7 @@ from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.model.stores import Tolerate
 from nightferry.progress import QUIET, Cancel
-from nightferry.source import files, levels
+from nightferry.source import files
 from nightferry.source.files import FilesSource
 from nightferry.staging.adoption import state_of
 from nightferry.transfer.direct import DirectWriter
@@ -457,7 +457,7 @@ class TestDepth:
                 path, summary, rows = image_of(store)
             assert FilesSource(store).estimate().files == len(rows) == files.MAX_DEPTH + 1 + 16
             assert summary.outcomes.unreadable == 0
-            assert most - before < levels.KEPT_OPEN + 24
+            assert most - before < files.KEPT_OPEN + 24
             listed = set(gnu_tar("-tf", path).splitlines())
             find = output("find", store, "-mindepth", "1", "-printf", "%P/%y\\n").splitlines()
             assert {b"./" + line[:-2] for line in find} | {b"."} == {
@@ -482,7 +482,7 @@ class TestDepth:
     def test_a_directory_moved_while_it_is_read_is_gone_on_with_or_said(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: str
     ) -> None:
-        monkeypatch.setattr(levels, "KEPT_OPEN", 2)
+        monkeypatch.setattr(files, "KEPT_OPEN", 2)
         folder = store / "1/2/3/4/5"
         folder.mkdir(parents=True)
         (folder / "a").write_bytes(bytes(2 * MIB))

@@ -15,7 +15,7 @@ from nightferry.errors import Cancelled, ConfigError, StagingFull, StoreUnreadab
 from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageSummary
 from nightferry.progress import QUIET, Cancel
-from nightferry.source import sqlite, sqlite_copy
+from nightferry.source import sqlite
 from nightferry.source.sqlite import SqliteSource
 from tests.imaging import content, open_image, output, write_image, write_source
 from tests.support.image_check import check_image
@@ -199,8 +199,8 @@ def test_a_database_locked_for_long_is_unreadable(
     tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = create(tmp_path / "mail.db", journal="delete")
-    monkeypatch.setattr(sqlite_copy, "_BUSY_WAIT_S", 0.05)
-    monkeypatch.setattr(sqlite_copy, "_BUSY_PAUSE_S", 0.01)
+    monkeypatch.setattr(sqlite, "_BUSY_WAIT_S", 0.05)
+    monkeypatch.setattr(sqlite, "_BUSY_PAUSE_S", 0.01)
     with closing(sqlite3.connect(base, isolation_level=None)) as held:
         held.execute("begin exclusive")
         path, _ = image_of(SqliteSource(base, scratch), tmp_path)
@@ -290,7 +290,7 @@ def test_a_full_scratch_disk_is_staging_full_and_no_fault_of_the_store(
             made.execute("pragma max_page_count = 10")
         return made
 
-    monkeypatch.setattr(sqlite_copy.sqlite3, "connect", connect)
+    monkeypatch.setattr(sqlite.sqlite3, "connect", connect)
     with pytest.raises(StagingFull, match="no space"):
         image_of(SqliteSource(base, scratch), tmp_path)
     assert os.listdir(scratch) == []

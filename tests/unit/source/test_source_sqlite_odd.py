@@ -16,7 +16,7 @@ import pytest
 from nightferry.image.writer import ImageSummary
 from nightferry.night.report import night_result, report_markdown
 from nightferry.progress import Cancel
-from nightferry.source import sqlite_check, sqlite_copy
+from nightferry.source import sqlite
 from nightferry.source.sqlite import SqliteSource
 from tests.imaging import content, open_image, require_program, write_source
 from tests.support import night
@@ -148,7 +148,7 @@ def test_checking_without_the_application_changes_nothing(
         opened.execute("vacuum")
     base = database(tmp_path / "app.db", case)
     before = base.read_bytes()
-    assert sqlite_check.check_database(base) != ""
+    assert sqlite.check_database(base) != ""
     assert base.read_bytes() == before
     assert os.listdir(tmp_path) == ["app.db"]
 
@@ -185,9 +185,9 @@ def test_damage_is_found_also_where_the_application_is_needed(tmp_path: Path, ca
         except sqlite3.DatabaseError:
             right = False
         try:
-            sqlite_check.check_database(damaged)
+            sqlite.check_database(damaged)
             ours = True
-        except (sqlite_check.DatabaseDamaged, sqlite3.DatabaseError):
+        except (sqlite.DatabaseDamaged, sqlite3.DatabaseError):
             ours = False
         assert ours == right, what
         found += not ours
@@ -282,7 +282,7 @@ def test_files_that_change_while_they_are_copied_are_never_a_copy(
     tmp_path: Path, scratch: Path, snapshot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = iter(range(100))
-    monkeypatch.setattr(sqlite_copy, "_state", lambda database: next(states))
+    monkeypatch.setattr(sqlite, "_state", lambda database: next(states))
     image = tmp_path / "i.tar"
     summary = write_source(image, SqliteSource(snapshot / "busy.db", scratch))
     assert summary.outcomes.unreadable == 1
@@ -296,8 +296,8 @@ def test_files_that_changed_once_are_copied_again(
     tmp_path: Path, snapshot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = iter([1, 2, 3, 3])
-    monkeypatch.setattr(sqlite_copy, "_state", lambda database: next(states))
-    sqlite_copy.copy_database(os.fsencode(snapshot / "busy.db"), tmp_path / "copy", Cancel())
+    monkeypatch.setattr(sqlite, "_state", lambda database: next(states))
+    sqlite.copy_database(os.fsencode(snapshot / "busy.db"), tmp_path / "copy", Cancel())
     with closing(sqlite3.connect(tmp_path / "copy")) as base:
         assert base.execute("select count(*) from t where a = 'committed'").fetchall() == [(1,)]
 

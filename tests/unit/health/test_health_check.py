@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from nightferry.cli.app import main
-from nightferry.site import surroundings
+from nightferry.health import check
 from tests.support import night
 from tests.support.command_site import BACK, build_site
 
 
 def test_our_own_packages_are_ours() -> None:
-    assert list(surroundings.packages()) == []
+    assert list(check.packages()) == []
 
 
 @pytest.mark.parametrize("origin", ["/srv/other/flows/__init__.py", None], ids=["another's", "none"])
@@ -23,7 +23,7 @@ def test_a_foreign_package_in_the_place_of_ours_is_a_failure(origin: str | None)
     def find(name: str) -> ModuleSpec | None:
         return ModuleSpec(name, None, origin=origin) if origin and name == "flows" else None
 
-    (found, *_) = [f for f in surroundings.packages(find) if "flows" in f.text]
+    (found, *_) = [f for f in check.packages(find) if "flows" in f.text]
     assert (found.id, found.severity) == ("NF-SITE-002", "fail")
     assert (origin is None) == ("not there" in found.text)
 
@@ -32,10 +32,10 @@ def test_a_foreign_package_in_the_place_of_ours_is_a_failure(origin: str | None)
 def test_a_clock_behind_the_catalog_is_a_failure(tmp_path: Path, behind: timedelta, fails: bool) -> None:
     site = build_site(tmp_path / "site")
     with site.opened() as here:
-        assert list(surroundings.clock(here)) == []
+        assert list(check.clock(here)) == []
         begun = night.stage_one(here, BACK)
         here.catalog.append(begun.model_copy(update={"started": here.clock.now() + behind}))
-        found = list(surroundings.clock(here))
+        found = list(check.clock(here))
     assert [f.id for f in found] == ["NF-CLOCK-001"] * fails
 
 
