@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nightferry.destination.tape.drives.base import TapeDrive
-from nightferry.destination.tape.library.changer import Address, Element
+from nightferry.destination.tape.library.changer import UNREADABLE, Address, Element
 from nightferry.destination.tape.library.virtual import VirtualLibrary, open_virtual
 from nightferry.errors import DestinationError, WriteProtected
 
@@ -48,6 +50,58 @@ def test_a_cartridge_goes_through_a_port_out_and_in_with_what_is_on_it(
     library.changer.move(PORT, SLOT)
     assert where(library, "A00001L9") == [SLOT]
     assert loaded(library).read_record() == b"kept"
+
+
+def test_what_is_no_cartridge_in_the_ports_is_not_taken_for_one(
+    library: VirtualLibrary, tmp_path: Path
+) -> None:
+    ports = tmp_path / "library/ports"
+    (ports / "not a number").mkdir()
+    (ports / "0/B00001L9").symlink_to("/etc")
+    assert Element(PORT) in library.changer.inventory()
+    assert library.check() == []
+    (ports / "0/no barcode").mkdir()
+    assert Element(PORT, UNREADABLE) in library.changer.inventory()
+    (finding,) = library.check()
+    assert (finding.id, "port 0" in finding.text) == ("NF-TAPE-011", True)
+
+
+def other_kind(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def too_large(path: Path) -> None:
+    os.truncate(path, 12 << 30)
+
+
+def written(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+@pytest.mark.parametrize("name", ["elements.json", "library.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        other_kind,
+        too_large,
+        written(""),
+        written("[]"),
+        written("{}"),
+        written("[" * 50_000),
+        written('{"elements": {"slot x": ""}, "drives": "2"}'),
+        written('{"elements": {"slot 0": "../../etc"}, "drives": 1e999}'),
+        written('{"elements": {"slot 0": 7}, "drives": -1}'),
+    ],
+)
+def test_a_file_of_the_library_that_is_not_what_it_should_be_is_named(
+    tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "library"
+    open_virtual(path, 1, 2, 8 * MIB).close()
+    damage(path / name)
+    with pytest.raises(DestinationError, match=rf"{name} is not what a virtual library has there"):
+        open_virtual(path, 1, 2, 8 * MIB).changer.inventory()
 
 
 def test_a_full_port_and_one_that_is_not_there_are_refused(library: VirtualLibrary) -> None:

@@ -51,6 +51,15 @@ def doubled(elements: Sequence[Element]) -> dict[str, tuple[Address, ...]]:
     return {barcode: found for barcode, found in places.items() if len(found) > 1}
 
 
+def unreadable_barcodes(library: str, elements: Sequence[Element], fix: str) -> list[Finding]:
+    """Names the cartridges that cannot be told from each other."""
+    places = [str(element.address) for element in elements if element.barcode == UNREADABLE]
+    if not places:
+        return []
+    text = f"the barcode of the cartridge in {', '.join(places)} of {library} cannot be read"
+    return [Finding("NF-TAPE-011", "warn", text, fix)]
+
+
 class Changer(Protocol):
     """The arm. Its verbs may be called from several threads and processes."""
 

@@ -14,7 +14,7 @@ from nightferry.destination.failure import os_errors
 from nightferry.destination.tape.drives.base import TapeDrive
 from nightferry.destination.tape.drives.lease import Lease, Leases
 from nightferry.destination.tape.drives.lock import UNWRITABLE, FileLock, try_lock
-from nightferry.destination.tape.library.changer import UNREADABLE, DriveLock
+from nightferry.destination.tape.library.changer import DriveLock, unreadable_barcodes
 from nightferry.destination.tape.library.scsi_changer import ScsiChanger
 from nightferry.errors import ConfigError
 from nightferry.model.findings import Finding
@@ -162,16 +162,9 @@ class ScsiLibrary:
                 f"{counted(sum(e.address.kind == 'slot' for e in elements), 'slot')}",
             )
         ]
-        unreadable = [str(e.address) for e in full if e.barcode == UNREADABLE]
-        if unreadable:
-            findings.append(
-                Finding(
-                    "NF-TAPE-011",
-                    "warn",
-                    f"the barcode of the cartridge in {', '.join(unreadable)} of {self._name} cannot be read",
-                    "put a readable barcode label on it; until then it is not used",
-                )
-            )
+        findings += unreadable_barcodes(
+            self._name, elements, "put a readable barcode label on it; until then it is not used"
+        )
         if self._unlocked:
             findings.append(
                 Finding(

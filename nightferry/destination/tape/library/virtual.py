@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, TypeVar
 
-from nightferry.destination.failure import os_errors
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from nightferry.destination.failure import as_destination_error, os_errors
 from nightferry.destination.tape.drives.base import RECORD_BYTES
 from nightferry.destination.tape.drives.lock import FileLock, locked, try_lock
 from nightferry.destination.tape.drives.virtual import VirtualDrive
 from nightferry.destination.tape.format.layout import CHUNK_DIGEST_BYTES, HEAD_BYTES
-from nightferry.destination.tape.library.changer import SEE_LIST, Address, Element
+from nightferry.destination.tape.library.changer import (
+    SEE_LIST,
+    UNREADABLE,
+    Address,
+    Element,
+    unreadable_barcodes,
+)
 from nightferry.errors import ConfigError, DestinationError, Unavailable
 from nightferry.model.findings import Finding
 from nightferry.model.names import BARCODE
@@ -26,10 +34,36 @@ from nightferry.transfer.durable import (
     replace_file,
     sync_folder,
 )
+from nightferry.transfer.regular import NO_FILE, read_regular
 from nightferry.units import format_size
 
-_FORMAT = {"format": "nightferry-virtual-library", "version": 1}
 SMALLEST_CARTRIDGE = 4 * RECORD_BYTES
+_LARGEST_BYTES = 4 << 20
+"""``library.json`` and ``elements.json`` are no longer."""
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_AddressText = Annotated[str, Field(pattern=r"^(slot|drive) [0-9]{1,5}$")]
+_Occupant = Annotated[str, Field(pattern=rf"^({BARCODE})?$")]
+
+
+class _About(BaseModel):
+    """``library.json``."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    format: Literal["nightferry-virtual-library"] = "nightferry-virtual-library"
+    version: Literal[1] = 1
+    drives: PositiveInt
+    slots: PositiveInt
+    cartridge_bytes: PositiveInt
+
+
+class _Elements(BaseModel):
+    """``elements.json``: what is in each slot and drive, and which slot a cartridge in a drive came from."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    elements: dict[_AddressText, _Occupant]
+    homes: dict[_AddressText, _AddressText] = {}
 
 
 def reserve_bytes(cartridge_bytes: int) -> int:
@@ -55,7 +89,7 @@ class VirtualChanger:
         self._drives = drives
 
     def inventory(self) -> list[Element]:
-        elements = _as_elements(_read_json(self._root / "elements.json"))
+        elements = _as_elements(_read(_Elements, self._root / "elements.json"))
         ports = self._ports()
         outside = {port.barcode for port in ports}
         inside = [Element(e.address) if e.barcode and e.barcode in outside else e for e in elements]
@@ -64,11 +98,12 @@ class VirtualChanger:
     def _ports(self) -> list[Element]:
         folders = self._root / "ports"
         with os_errors(str(self._root)):
-            numbers = sorted(int(f.name) for f in folders.iterdir()) if folders.is_dir() else []
+            names = _folders_in(folders) if folders.is_dir() else []
             found = []
-            for number in numbers:
-                lying = sorted(f.name for f in (folders / str(number)).iterdir() if f.is_dir())
-                found.append(Element(Address("port", number), lying[0] if lying else ""))
+            for number in sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,4}", name)):
+                lying = next(iter(_folders_in(folders / str(number))), "")
+                known = not lying or re.fullmatch(BARCODE, lying) is not None
+                found.append(Element(Address("port", number), lying if known else UNREADABLE))
         return found
 
     def _port_folder(self, address: Address, barcode: str) -> Path:
@@ -140,12 +175,12 @@ class VirtualLibrary:
     """See ``Library``. Opens a library folder that is there; made by ``open_virtual``."""
 
     def __init__(self, path: Path) -> None:
-        about = _read_json(path / "library.json")
+        about = _read(_About, path / "library.json")
         self._path = path
         self._token = secrets.token_hex(8)
-        self._cartridge_bytes = int(about["cartridge_bytes"])
+        self._cartridge_bytes = about.cartridge_bytes
         self.changer = VirtualChanger(path)
-        self.drives = [self._drive(number) for number in range(int(about["drives"]))]
+        self.drives = [self._drive(number) for number in range(about.drives)]
         self.changer.watch(self.drives)
 
     def _drive(self, number: int) -> VirtualDrive:
@@ -171,7 +206,7 @@ class VirtualLibrary:
             return try_lock(self._path / "drives" / f"{number}.lock", self._token)
 
     def check(self) -> list[Finding]:
-        return []
+        return unreadable_barcodes(self.name, self.changer.inventory(), "rename the folder to its barcode")
 
     def close(self) -> None:
         for drive in self.drives:
@@ -252,21 +287,19 @@ def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int, port
             create(path, drives, slots, cartridge_bytes)
         if os.access(path, os.W_OK):  # who only looks may not write there
             remove_dead_drafts(path)
-    about = _read_json(about_path)
-    if {key: about.get(key) for key in _FORMAT} != _FORMAT:
-        raise ConfigError(f"{about_path} describes another kind of library", subject=str(path))
-    if about["cartridge_bytes"] != cartridge_bytes:
+    about = _read(_About, about_path)
+    if about.cartridge_bytes != cartridge_bytes:
         raise ConfigError(
-            f"the library {path} has cartridge_bytes = {about['cartridge_bytes']}, the site file says "
+            f"the library {path} has cartridge_bytes = {about.cartridge_bytes}, the site file says "
             f"{cartridge_bytes}",
             subject=str(path),
         )
-    for what, wanted in (("drives", drives), ("slots", slots)):
-        if about[what] > wanted:
+    for what, there, wanted in (("drives", about.drives, drives), ("slots", about.slots, slots)):
+        if there > wanted:
             raise ConfigError(
-                f"the library {path} has {about[what]} {what}, the site file says {wanted}", subject=str(path)
+                f"the library {path} has {there} {what}, the site file says {wanted}", subject=str(path)
             )
-    if (about["drives"], about["slots"]) != (drives, slots):
+    if (about.drives, about.slots) != (drives, slots):
         with os_errors(f"library {path}"), locked(path / "changer.lock"):
             _grow(path, drives, slots)
             _write_about(path, drives, slots, cartridge_bytes)
@@ -310,43 +343,56 @@ def _check_barcode(barcode: str) -> None:
         raise ConfigError(f"not a barcode: {barcode!r}", subject=barcode)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    with os_errors(f"library {path.parent}"):
-        text = path.read_bytes()
+def _folders_in(path: Path) -> list[str]:
+    """Names of folders, sorted; what is reached through a symbolic link is not in it."""
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _read(kind: type[_Model], path: Path) -> _Model:
+    """Raises:
+    Unavailable: the file is not there.
+    DestinationError: it is not what it should be.
+    """
     try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise DestinationError(f"{path} is not JSON: {error}", subject=str(path)) from error
-    if not isinstance(data, dict):
-        raise DestinationError(f"{path} does not hold what it should", subject=str(path))
-    return data
+        return kind.model_validate_json(read_regular(path, _LARGEST_BYTES))
+    except ValidationError as error:
+        raise _not_ours(path) from error
+    except OSError as error:
+        if error.errno in (errno.EFBIG, NO_FILE):
+            raise _not_ours(path) from error
+        raise as_destination_error(error, f"library {path.parent}") from error
+
+
+def _not_ours(path: Path) -> DestinationError:
+    return DestinationError(
+        f"{path} is not what a virtual library has there",
+        hint="put back the file that was there; docs/tape-layout.md shows what it holds",
+        subject=str(path),
+    )
 
 
 def _write_about(path: Path, drives: int, slots: int, cartridge_bytes: int) -> None:
-    about = {**_FORMAT, "drives": drives, "slots": slots, "cartridge_bytes": cartridge_bytes}
-    replace_file(path / "library.json", json.dumps(about, indent=1).encode())
+    about = _About(drives=drives, slots=slots, cartridge_bytes=cartridge_bytes)
+    replace_file(path / "library.json", about.model_dump_json(indent=1).encode())
 
 
 def _address(text: str) -> Address:
-    kind, _, number = text.partition(" ")
-    for known in ("slot", "drive", "port"):
-        if kind == known and number.isdecimal():
-            return Address(known, int(number))
-    raise DestinationError(f"not an element of a library: {text!r}")
+    kind, number = text.split(" ")
+    return Address("slot" if kind == "slot" else "drive", int(number))
 
 
-def _as_elements(data: dict[str, Any]) -> list[Element]:
-    homes = data.get("homes", {})
+def _as_elements(places: _Elements) -> list[Element]:
     return [
-        Element(_address(key), barcode, _address(homes[key]) if key in homes else None)
-        for key, barcode in data["elements"].items()
+        Element(_address(key), barcode, _address(places.homes[key]) if key in places.homes else None)
+        for key, barcode in places.elements.items()
     ]
 
 
 def _write_elements(root: Path, elements: Sequence[Element]) -> None:
-    data = {
-        "elements": {str(e.address): e.barcode for e in elements if e.address.kind != "port"},
-        "homes": {str(e.address): str(e.home) for e in elements if e.home},
-    }
+    places = _Elements(
+        elements={str(e.address): e.barcode for e in elements if e.address.kind != "port"},
+        homes={str(e.address): str(e.home) for e in elements if e.home},
+    )
     remove_dead_drafts(root)
-    replace_file(root / "elements.json", json.dumps(data, indent=1).encode())
+    replace_file(root / "elements.json", places.model_dump_json(indent=1).encode())
