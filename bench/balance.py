@@ -18,9 +18,9 @@ import random
 import statistics
 
 from bench.common import Claim, arguments, report
-from nightferry.plan.balance import Lanes, in_order, least_seconds, longest_first, predict_finish
+from nightferry.plan.balance import LaneSpeed, lane_order, least_seconds, longest_first, predict_finish
 
-LANES = Lanes(
+LANES = LaneSpeed(
     24,
     rate=400e6,
     source_rate=6e9,
@@ -39,7 +39,7 @@ def mixed(seed: int, spread: float) -> dict[str, int]:
 
 def over_bound(sizes: dict[str, int]) -> float:
     """When the last one ends, by the lower bound."""
-    return predict_finish(in_order(sizes, LANES.count), sizes, LANES).seconds / least_seconds(sizes, LANES)
+    return predict_finish(lane_order(sizes, LANES.count), sizes, LANES).seconds / least_seconds(sizes, LANES)
 
 
 def over_best(seed: int) -> float:
@@ -51,7 +51,7 @@ def over_best(seed: int) -> float:
         max(sum(s for s, lane in zip(sizes.values(), chosen, strict=True) if lane == n) for n in range(lanes))
         for chosen in itertools.product(range(lanes), repeat=count)
     )
-    return predict_finish(in_order(sizes, lanes), sizes, Lanes(lanes, 1.0)).seconds / best
+    return predict_finish(lane_order(sizes, lanes), sizes, LaneSpeed(lanes, 1.0)).seconds / best
 
 
 def main() -> int:

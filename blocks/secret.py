@@ -10,7 +10,7 @@ from prefect.settings import PREFECT_API_URL
 from nightferry.errors import ConfigError, PrefectRequired
 
 
-def read_block(name: str) -> str:
+def read_secret_block(name: str) -> str:
     """The secret that a block holds.
 
     Raises:

@@ -11,23 +11,23 @@ from pydantic import Field
 from nightferry.errors import ConfigError
 from nightferry.model.allowed import require_allowed
 from nightferry.model.load import LoadedSite, parse_site, site_digest
-from nightferry.model.site import Site as SiteModel
+from nightferry.model.site import SiteFile
 
 WORKER_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Set in a process that a worker started: what it runs came from the Prefect API, not from somebody on this node."""
 
 
-def document_name(site: SiteModel) -> str:
+def document_name(site: SiteFile) -> str:
     """The block document's name; Prefect wants lower case."""
     return site.name.lower().replace("_", "-")
 
 
-def deployment_name(site: SiteModel, node: str) -> str:
+def deployment_name(site: SiteFile, node: str) -> str:
     """What a flow's deployment for one node is called."""
     return f"{document_name(site)}-{node.lower()}"
 
 
-def pool_name(site: SiteModel) -> str:
+def pool_name(site: SiteFile) -> str:
     """The site's work pool."""
     return f"nightferry-{document_name(site)}"
 

@@ -26,7 +26,7 @@ from nightferry.errors import ConfigError
 from nightferry.model.destinations import TapeSettings
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import LocalClusterSettings
-from nightferry.model.site import Site as SiteModel
+from nightferry.model.site import SiteFile
 from nightferry.plan.window import night_start
 from nightferry.site.prefect_api import FIX, why_unguarded
 
@@ -63,7 +63,7 @@ class Planned:
         }
 
 
-def plan_deployments(site: SiteModel) -> list[Planned]:
+def plan_deployments(site: SiteFile) -> list[Planned]:
     """Every flow of this release as a deployment of the site. Pure.
 
     On a cluster, what belongs to one node is deployed once more for each node, onto that node's queue. A local cluster
@@ -173,7 +173,7 @@ ON_A_NODE = ("move-group", "stage-two", "approve-gate", "restore-files", "restor
 """Flows by hand that run on the node that has the disk, or on the requested node."""
 
 
-def _for_node(site: SiteModel, planned: Planned, node: str) -> Planned:
+def _for_node(site: SiteFile, planned: Planned, node: str) -> Planned:
     return replace(
         planned,
         name=deployment_name(site, node),
@@ -251,7 +251,7 @@ def require_own_flows() -> None:
         )
 
 
-def require_guarded_api(site: SiteModel) -> None:
+def require_guarded_api(site: SiteFile) -> None:
     """Raises:
     ConfigError: the API lets in whoever reaches it, and the site does not say that nobody else can.
     """
@@ -306,7 +306,7 @@ def apply(loaded: LoadedSite) -> list[Planned]:
     return planned
 
 
-def _pool(client: SyncPrefectClient, site: SiteModel) -> None:
+def _pool(client: SyncPrefectClient, site: SiteFile) -> None:
     name = pool_name(site)
     try:
         client.read_work_pool(name)
@@ -335,7 +335,7 @@ def _paused_schedules(client: SyncPrefectClient, planned: Planned) -> set[str]:
     return {schedule.slug for schedule in known.schedules if schedule.slug and not schedule.active}
 
 
-def _deploy(client: SyncPrefectClient, site: SiteModel, block: Site, planned: Planned) -> None:
+def _deploy(client: SyncPrefectClient, site: SiteFile, block: Site, planned: Planned) -> None:
     loaded = load_flow(planned.entrypoint)
     # By its id, because the run form shows no other reference as chosen.
     reference = {"$ref": {"block_document_id": str(block._block_document_id)}}

@@ -15,7 +15,7 @@ from prefect.states import Completed, Failed
 from blocks.site import Site
 from nightferry.errors import NightferryError
 from nightferry.health import everywhere
-from nightferry.health.check import exit_code
+from nightferry.health.check import findings_exit_code
 from nightferry.model.findings import Finding
 from nightferry.model.text import safe_markdown
 from nightferry.site.opened import OpenSite
@@ -59,18 +59,22 @@ def check_everywhere(site: Site) -> State[Any]:
             findings = everywhere.compare(seen)
         _show(findings)
         message = everywhere.dump_findings(findings)
-        return Failed(name=FOUND, message=message) if exit_code(findings) == 2 else Completed(message=message)
+        return (
+            Failed(name=FOUND, message=message)
+            if findings_exit_code(findings) == 2
+            else Completed(message=message)
+        )
 
 
-def _ask(here: OpenSite, site: Site, node: str) -> everywhere.Answer:
+def _ask(here: OpenSite, site: Site, node: str) -> everywhere.NodeAnswer:
     asked = here.clock.now()
     try:
         state = at(node, check_node, site, key=f"by hand/{uuid4()}")
         seen = everywhere.Seen.load(state.message or "") if state.is_completed() else None
         why = "" if seen is not None else state.message or f"its check ended {state.name}"
     except NightferryError as error:
-        return everywhere.Answer(node, None, asked, here.clock.now(), error.message)
-    return everywhere.Answer(node, seen, asked, here.clock.now(), why)
+        return everywhere.NodeAnswer(node, None, asked, here.clock.now(), error.message)
+    return everywhere.NodeAnswer(node, seen, asked, here.clock.now(), why)
 
 
 def _show(findings: list[Finding]) -> None:

@@ -13,7 +13,7 @@ from flows.two_stage import two_stage_backup
 from nightferry.night import gate
 from tasks.bridge import at_work, opened
 from tasks.part import as_own, part
-from tasks.place import at, is_here
+from tasks.place import at, runs_here
 
 
 @flow(name="approve-gate", flow_run_name="approve {run}", persist_result=False)
@@ -31,7 +31,7 @@ def approve_gate(site: Site, run: str, stores: list[str], reason: str) -> State[
         here.catalog.refresh()
         record = here.catalog.run(run)
         owner = here.cluster.where(record.back_group)
-        if is_here(here, owner):
+        if runs_here(here, owner):
             gate.approve(here, record, stores, reason)
             ended = part(two_stage_backup, site, record.back_group, run=run, stage="two")
         else:

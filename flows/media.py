@@ -26,7 +26,7 @@ def media_inventory(site: Site, library: str | None = None) -> State[Any]:
         library: Only this destination; empty: all.
     """
     with at_work():
-        count = inventory(site, library)
+        count = list_cartridges(site, library)
         return Completed(message=counted(count, "cartridge"))
 
 
@@ -40,7 +40,7 @@ def media_import(site: Site, library: str | None = None, reason: str = "") -> St
         reason: Kept in the catalog.
     """
     with at_work():
-        taken = take_in(site, library, reason)
+        taken = import_cartridges(site, library, reason)
         return Completed(message=f"imported: {', '.join(taken) or 'nothing'}")
 
 
@@ -55,14 +55,14 @@ def media_export(site: Site, barcodes: list[str], reason: str, library: str | No
         library: The destination, when several have such a barcode.
     """
     with at_work():
-        failed = [barcode for barcode in barcodes if not export(site, barcode, reason, library)]
+        failed = [barcode for barcode in barcodes if not export_cartridge(site, barcode, reason, library)]
         if failed:
             return Failed(name="Partial", message=f"not exported: {', '.join(failed)}")
         return Completed(message=f"take out of the ports: {', '.join(barcodes)}")
 
 
 @task(name="inventory", cache_policy=NO_CACHE, persist_result=False)
-def inventory(site: Site, library: str | None) -> int:
+def list_cartridges(site: Site, library: str | None) -> int:
     """Returns how many cartridges there are; the table artifact lists them."""
     here = opened(site)
     rows = []
@@ -76,7 +76,7 @@ def inventory(site: Site, library: str | None) -> int:
 
 
 @task(name="import", cache_policy=NO_CACHE, persist_result=False)
-def take_in(site: Site, library: str | None, reason: str) -> list[str]:
+def import_cartridges(site: Site, library: str | None, reason: str) -> list[str]:
     """Returns the barcodes that were taken in."""
     here = opened(site)
     return [
@@ -87,7 +87,7 @@ def take_in(site: Site, library: str | None, reason: str) -> list[str]:
 
 
 @task(name="export", task_run_name="export {barcode}", cache_policy=NO_CACHE, persist_result=False)
-def export(site: Site, barcode: str, reason: str, library: str | None) -> bool:
+def export_cartridge(site: Site, barcode: str, reason: str, library: str | None) -> bool:
     """False when it could not be carried to a port; the log says why."""
     here = opened(site)
     try:

@@ -15,8 +15,8 @@ from nightferry.errors import ConfigError, GateClosed
 from nightferry.night.report import night_result
 from nightferry.night.run import run_lock, set_state
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
-from tasks.gate import require_open, to_passive
-from tasks.place import at, is_here
+from tasks.gate import require_open_task, to_passive_task
+from tasks.place import at, runs_here
 
 GATE_HELD = "GateHeld"
 
@@ -37,7 +37,7 @@ def move_group(
     with at_work():
         here = opened(site)
         owner = here.cluster.where(back_group)
-        if not is_here(here, owner):
+        if not runs_here(here, owner):
             return at(
                 owner, move_group, site, key=f"by hand/{uuid4()}", back_group=back_group, to=to, run=run
             )
@@ -46,9 +46,9 @@ def move_group(
             raise ConfigError(f"{back_group} has no run yet: nothing is proven staged", subject=back_group)
         with run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL, under=lock):
             try:
-                require_open(site, name, back_group)
+                require_open_task(site, name, back_group)
             except GateClosed:
                 return final_state(here, night_result(here, here.catalog.run(name)))
-            node = to_passive(site, name, back_group, to)
+            node = to_passive_task(site, name, back_group, to)
             set_state(here, here.catalog.run(name), state="streaming")
         return Completed(message=f"{back_group} is on {node}")

@@ -26,7 +26,7 @@ from nightferry.site.opened import OpenSite
 from nightferry.units import counted, format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own
-from tasks.place import at, is_here
+from tasks.place import at, runs_here
 
 
 @flow(name="restore-files", flow_run_name="restore files of {store}", persist_result=False)
@@ -149,7 +149,7 @@ def _elsewhere(
         wanted = here.cluster.where(known.back_group) if known is not None else here.here
     else:
         wanted = here.site.node(node).name
-    if wanted is None or is_here(here, wanted):
+    if wanted is None or runs_here(here, wanted):
         return None
     return as_own(at(wanted, flow, site, key=f"by hand/{uuid4()}", node=wanted, **asked))
 

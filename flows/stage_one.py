@@ -14,7 +14,7 @@ from blocks.site import Site
 from flows.show import final_state
 from nightferry.errors import ConfigError
 from nightferry.model.records import RunRecord
-from nightferry.night.gate import approve, look
+from nightferry.night.gate import approve, evaluate
 from nightferry.night.hooks import hooked
 from nightferry.night.report import night_result
 from nightferry.night.run import HeldLocks, due_stores, run_lock, set_state
@@ -24,13 +24,13 @@ from nightferry.plan.window import start_delays
 from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
 from nightferry.staging.images import lost_images
-from nightferry.staging.ownership import watched
+from nightferry.staging.ownership import watching_disk
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
-from tasks.gate import to_active, write_seal
+from tasks.gate import to_active_task, write_seal_task
 from tasks.runner import at_once
-from tasks.stage import stage_batch, stage_store
+from tasks.stage import stage_batch, stage_store_task
 
-PARTIAL = "Partial"
+PARTIAL_STATE = "Partial"
 
 
 @flow(name="stage-one", flow_run_name="stage one of {run}", persist_result=False)
@@ -70,19 +70,19 @@ def stage_one(
         with run_lock(here, back_group, progress=PrefectProgress(), cancel=CANCEL, under=lock):
             failed: Sequence[str] = ()
             lost = has_disk(here, back_group) and lost_images(here, record)
-            if look(here, record).state != "open" or lost:
-                to_active(site, run, back_group)
+            if evaluate(here, record).state != "open" or lost:
+                to_active_task(site, run, back_group)
                 record = set_state(here, record, state="staging")
                 failed = _stage_all(here, site, record, stagger)
-                write_seal(site, run)
-                accept(here, record, accept_partial, reason)
+                write_seal_task(site, run)
+                approve_beforehand(here, record, accept_partial, reason)
             if stage == "one":
                 result = night_result(here, record, staged_only=True)
                 if result.gate.state == "open":
                     set_state(here, record, state="sealed")
                 return final_state(here, result)
             if failed:
-                return Failed(name=PARTIAL, message=f"not staged: {', '.join(failed)}")
+                return Failed(name=PARTIAL_STATE, message=f"not staged: {', '.join(failed)}")
             return Completed(message="every store is staged")
 
 
@@ -99,7 +99,7 @@ def _stage_all(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> 
         cancel=CANCEL,
     ) as around:
         with (
-            watched(here, record.back_group, CANCEL, require_owner(here, record)) as owned,
+            watching_disk(here, record.back_group, CANCEL, require_owner(here, record)) as owned,
             at_once(here.site.staging.streams),
         ):
             wait(_submit(here, site, record, stagger))
@@ -118,7 +118,7 @@ def _submit(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> lis
         sizes = {store: _last_size(here, group, store) for store in stores}
         for batch in batches(sizes):
             if len(batch) == 1:
-                futures.append(stage_store.submit(site, record.run, group, batch[0], delay_s))
+                futures.append(stage_store_task.submit(site, record.run, group, batch[0], delay_s))
             else:
                 futures.append(stage_batch.submit(site, record.run, group, list(batch), len(batch), delay_s))
     return futures
@@ -134,13 +134,13 @@ def _last_size(here: OpenSite, group: str, store: str) -> int | None:
     return known[0].size_bytes if known else None
 
 
-def accept(here: OpenSite, run: RunRecord, stores: Sequence[str], reason: str) -> None:
+def approve_beforehand(here: OpenSite, run: RunRecord, stores: Sequence[str], reason: str) -> None:
     """Records the approval given beforehand, for those of the stores that the seal really lacks.
 
     A suspect one is not among them: nobody could know beforehand what it looks like, and once approved that is what
     the store is compared with from then on.
     """
-    view = look(here, run)
+    view = evaluate(here, run)
     lacking = [m.name for m in view.missing if m.name in stores and m.state != "suspect"]
     if lacking:
         approve(here, run, lacking, reason)

@@ -21,19 +21,19 @@ from nightferry.night.hooks import hooked
 from nightferry.night.move import require_handed_over, take_over
 from nightferry.night.report import expectation
 from nightferry.night.run import run_lock
-from nightferry.plan.balance import in_order
+from nightferry.plan.balance import lane_order
 from nightferry.progress import Cancel
 from nightferry.site.destinations import close_destination, destination_of
 from nightferry.site.marker import require_ours
 from nightferry.site.opened import OpenSite
 from nightferry.staging.owed import owed
-from nightferry.staging.ownership import watched
+from nightferry.staging.ownership import watching_disk
 from nightferry.units import counted
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, part, require_success
-from tasks.place import at, is_here
+from tasks.place import at, runs_here
 from tasks.runner import threads
-from tasks.stream import deliver_catalog, free_staging, stream_image
+from tasks.stream import deliver_catalog_task, free_staging_task, stream_image_task
 
 COPY_MISSING = "CopyMissing"
 
@@ -55,7 +55,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | N
     with at_work():
         here = opened(site)
         owner = here.cluster.where(back_group)
-        if not is_here(here, owner):
+        if not runs_here(here, owner):
             return as_own(
                 at(owner, stage_two, site, key=f"by hand/{uuid4()}", back_group=back_group, run=run)
             )
@@ -79,7 +79,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | N
                 progress=progress,
                 cancel=CANCEL,
             ) as around:
-                with watched(here, back_group, CANCEL) as owned:
+                with watching_disk(here, back_group, CANCEL) as owned:
                     states = _deliver(site, here, back_group, names, owned)
                 around.result = "whole" if all(state.is_completed() for state in states) else "partial"
         failed = [name for name, state in zip(names, states, strict=True) if not state.is_completed()]
@@ -94,12 +94,12 @@ def _deliver(
     with ThreadPoolExecutor(max_workers=max(1, len(names)), thread_name_prefix="to") as pool:
         states = _all_destinations(pool, site, back_group, names)
     cancel.check()
-    freed = free_staging(site, back_group, return_state=True)
+    freed = free_staging_task(site, back_group, return_state=True)
     for name in names:
         # When all have ended and staging is freed, so that every copy of the catalog knows all copies of the night, and
         # what staging no longer has; also where copies are still owed: what was marked by hand since the last
         # night must be known there.
-        delivered = deliver_catalog(site, name, return_state=True)
+        delivered = deliver_catalog_task(site, name, return_state=True)
         if not delivered.is_completed():
             PrefectProgress().say(
                 f"no copy of the catalog delivered to {name}: {delivered.message}", subject=name
@@ -153,7 +153,7 @@ def to_destination(site: Site, back_group: str, destination: str) -> State[Any]:
 def _in_order(images: list[ImageRecord], lanes: int) -> list[ImageRecord]:
     """Drives that take the images in this order end as close together as can be."""
     by_name = {image.image: image for image in images}
-    return [by_name[name] for name in in_order({i.image: i.size_bytes for i in images}, lanes)]
+    return [by_name[name] for name in lane_order({i.image: i.size_bytes for i in images}, lanes)]
 
 
 def _submit(here: OpenSite, site: Site, back_group: str, destination: str) -> list[PrefectFuture[Any]]:
@@ -167,5 +167,6 @@ def _submit(here: OpenSite, site: Site, back_group: str, destination: str) -> li
     if expected:
         PrefectProgress().say(expected, subject=destination)
     return [
-        stream_image.submit(site, image.image, image.group, image.store, destination) for image in ordered
+        stream_image_task.submit(site, image.image, image.group, image.store, destination)
+        for image in ordered
     ]

@@ -13,15 +13,15 @@ from prefect.states import Cancelled, Completed, Failed
 from blocks.site import Site
 from flows.move_group import GATE_HELD, move_group
 from flows.show import final_state
-from flows.stage_one import PARTIAL, stage_one
+from flows.stage_one import PARTIAL_STATE, stage_one
 from flows.stage_two import COPY_MISSING, stage_two
 from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GroupStopping, NodeAway
 from nightferry.model.records import RunRecord
-from nightferry.night.gate import look, require_newest
+from nightferry.night.gate import evaluate, require_newest
 from nightferry.night.move import settle, wait_for_service
 from nightferry.night.report import night_result
-from nightferry.night.run import begin_run, drain_requested, end_run, lock_key, run_lock, set_state
+from nightferry.night.run import begin_run, end_run, lock_key, must_drain, run_lock, set_state
 from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
 from nightferry.site.stamps import accept_clock, require_plausible_clock
@@ -169,7 +169,7 @@ def night(
         )
         if stage == "one":
             return as_own(staged)
-        if staged.name != PARTIAL:
+        if staged.name != PARTIAL_STATE:
             require_success(staged)
     moved = at(
         here.cluster.where(back_group),
@@ -197,7 +197,7 @@ def night(
         require_success(streamed)
     settle(here, back_group, progress=PrefectProgress())
     result = night_result(here, here.catalog.run(run.run))
-    if drain_requested(here, back_group):
+    if must_drain(here, back_group):
         set_state(here, result.run, state="drained", result="partial")
     elif not result.missing_copies:
         end_run(here, result.run, result.run_result)
@@ -206,7 +206,7 @@ def night(
 
 def _owes_stage_one(here: OpenSite, run: RunRecord) -> bool:
     """Whether there is something to stage. Of a disk that was handed over only its node can say what it lost."""
-    if look(here, run).state != "open":
+    if evaluate(here, run).state != "open":
         return True
     if has_disk(here, run.back_group):
         return bool(lost_images(here, run))
@@ -251,7 +251,7 @@ def _went_elsewhere(here: OpenSite, run: RunRecord, staged: State[Any]) -> bool:
     """Whether stage one lost stores because the service left its node. Waits until that is started again."""
     here.catalog.refresh()
     stopped = any(f.exit_code == GroupStopping.exit_code for f in here.catalog.failures(run.run))
-    named = staged.name in (PARTIAL, GATE_HELD)
+    named = staged.name in (PARTIAL_STATE, GATE_HELD)
     if named and not stopped:
         return False
     error = None if named else staged.result(raise_on_failure=False)

@@ -247,12 +247,12 @@ def _events() -> tuple[bytes, ...]:
 
 def _read_event(data: bytes) -> None:
     from nightferry.catalog.schema import decode_event
-    from nightferry.catalog.shelf import parse
+    from nightferry.catalog.shelf import parse_row
     from nightferry.model.records import RECORDS
 
     row = decode_event(data, 1, "e")
     if row.kind in RECORDS:
-        parse(RECORDS[row.kind], row)
+        parse_row(RECORDS[row.kind], row)
 
 
 # --- tar headers, frames
@@ -628,11 +628,11 @@ def _labels() -> tuple[bytes, ...]:
 
 
 def _read_label(data: bytes) -> None:
-    from nightferry.destination.tape.format.label import NotALabel, parse
+    from nightferry.destination.tape.format.label import NotALabel, parse_row
     from nightferry.errors import WrongCartridge
 
     try:
-        parse(data)
+        parse_row(data)
     except NotALabel as error:
         raise WrongCartridge(str(error)) from error
 

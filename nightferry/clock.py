@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+CLOCKS_APART = timedelta(minutes=5)
+"""How far the clocks of two nodes may differ; no window is found wrongly below it."""
 
 
 class Clock(Protocol):

@@ -23,7 +23,7 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from blocks.secret import read_block
+from blocks.secret import read_secret_block
 from blocks.site import Site
 from nightferry.errors import NightferryError, in_tree
 from nightferry.model.load import LoadedSite
@@ -65,7 +65,7 @@ def opened(site: Site) -> OpenSite:
     with _lock:
         digest = site.digest
         if digest not in _open_sites:
-            use_blocks(read_block)
+            use_blocks(read_secret_block)
             loaded: LoadedSite = site.open()
             _open_sites[digest] = OpenSite(loaded, progress=PrefectProgress(), cancel=CANCEL)
         return _open_sites[digest]

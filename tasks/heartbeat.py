@@ -15,13 +15,13 @@ from prefect.events.filters import (
     EventResourceFilter,
 )
 
-SILENT_S = 300.0
+HEARTBEAT_SILENT_S = 300.0
 """So long after its last heartbeat a process counts as dead. They come every 30 s, and a busy server drops some."""
 
-START_S = 300.0
+FIRST_HEARTBEAT_S = 300.0
 """So long after a node took a run, and no heartbeat came, its process counts as one that never began."""
 
-LOOK_EVERY_S = 10.0
+POLL_HEARTBEAT_S = 10.0
 
 _NAME = "prefect.flow-run.heartbeat"
 
@@ -52,14 +52,14 @@ class Heartbeats:
     @property
     def patience_s(self) -> float:
         """How long nothing may be heard now."""
-        return SILENT_S if self.began else START_S
+        return HEARTBEAT_SILENT_S if self.began else FIRST_HEARTBEAT_S
 
     def silent_s(self, client: SyncPrefectClient) -> float:
         """Seconds since the last one was heard of; without any, since this was first asked."""
         now = time.monotonic()
         if self._heard is None:
             self._heard = now
-        if now - self._looked >= min(LOOK_EVERY_S, self.patience_s / 3):
+        if now - self._looked >= min(POLL_HEARTBEAT_S, self.patience_s / 3):
             self._looked = now
             newest = next((event.id for event in client.read_events(self._filter, limit=1).events), None)
             if newest is not None and newest != self._newest:

@@ -42,7 +42,7 @@ from tasks.part import SERVER_AWAY, part, refused, unexpected
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0
+POLL_RUN_S = 1.0
 LATE_S = 15.0
 """A run that no worker took in this time is waited for by name."""
 
@@ -61,7 +61,7 @@ WAITING = "WaitingForWorker"
 _RAISED = re.compile(r"exception: (\w+): (.*)", re.DOTALL)
 
 
-def is_here(here: OpenSite, node: str) -> bool:
+def runs_here(here: OpenSite, node: str) -> bool:
     """Whether this process may do the node's work: it is the node's, or one machine plays every node."""
     return here.here in (None, node)
 
@@ -91,7 +91,7 @@ def at(node: str, flow: Flow[..., Any], site: Site, /, key: str, **parameters: A
         Cancelled: a stop was asked for; the node has stopped.
     """
     here = opened(site)
-    if is_here(here, node):
+    if runs_here(here, node):
         return part(flow, site, **parameters)
     require_published(here, site)
     return _Elsewhere(here, node, flow, key, parameters).state()
@@ -183,7 +183,7 @@ class _Elsewhere:
                 hint="rerun when the server is back: what was done is in the records",
             ) from error
         log.warning("the Prefect server is away (%s); %s", error, what)
-        CANCEL.wait(POLL_S)
+        CANCEL.wait(POLL_RUN_S)
 
     def _wait(self, run: FlowRun) -> State[Any]:
         began = time.monotonic()
@@ -230,7 +230,7 @@ class _Elsewhere:
                         self._stop(client, run.id, patience_s=0)
                         raise self._no_worker()
                 with suppress(Cancelled):  # told to the node above
-                    CANCEL.wait(POLL_S)
+                    CANCEL.wait(POLL_RUN_S)
 
     def _silent(self, heartbeats: Heartbeats, silent_s: float) -> str:
         for_so_long = format_duration(silent_s)
@@ -289,7 +289,7 @@ class _Elsewhere:
                 log.warning("the Prefect server is away (%s); %s is not stopped yet", error, self._node)
             if time.monotonic() >= ends:
                 return
-            time.sleep(POLL_S)
+            time.sleep(POLL_RUN_S)
 
 
 def told(flow: str, node: str, state: State[Any]) -> State[Any]:

@@ -25,7 +25,7 @@ from tasks.retry import STORE_RETRIES, delays, retryable
     retry_delay_seconds=delays(STORE_RETRIES),
     retry_condition_fn=retryable,
 )
-def stage_store(site: Site, run: str, group: str, store: str, delay_s: float = 0.0) -> str:
+def stage_store_task(site: Site, run: str, group: str, store: str, delay_s: float = 0.0) -> str:
     """Brings one store onto staging; returns the image's name.
 
     ``delay_s`` staggers the storage groups: it waits until the group's own start.

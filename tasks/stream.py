@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from blocks.site import Site
 from nightferry.copies import delivery
 from nightferry.copies.verify import remake_copy
-from nightferry.night.run import drain_requested
+from nightferry.night.run import must_drain
 from nightferry.staging import room
 from nightferry.staging.images import back_group_of
 from tasks.bridge import CANCEL, PrefectProgress, opened
@@ -24,11 +24,11 @@ from tasks.retry import COPY_RETRIES, delays, retryable
     retry_delay_seconds=delays(COPY_RETRIES),
     retry_condition_fn=retryable,
 )
-def stream_image(site: Site, image: str, group: str, store: str, destination: str) -> str:
+def stream_image_task(site: Site, image: str, group: str, store: str, destination: str) -> str:
     """One verified copy; returns its state. A drain request is honoured here, between two images."""
     here = opened(site)
     record = here.catalog.image(image)
-    if drain_requested(here, back_group_of(here, record)):
+    if must_drain(here, back_group_of(here, record)):
         return "drained"
     copy = remake_copy(here, record, destination, progress=PrefectProgress(), cancel=CANCEL)
     return copy.state
@@ -40,7 +40,7 @@ def stream_image(site: Site, image: str, group: str, store: str, destination: st
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def free_staging(site: Site, back_group: str) -> int:
+def free_staging_task(site: Site, back_group: str) -> int:
     """Frees what verified copies allow; returns how many images."""
     return len(room.free_staging(opened(site), back_group))
 
@@ -54,7 +54,7 @@ def free_staging(site: Site, back_group: str) -> int:
     retry_delay_seconds=delays(1),
     retry_condition_fn=retryable,
 )
-def deliver_catalog(site: Site, destination: str) -> str:
+def deliver_catalog_task(site: Site, destination: str) -> str:
     """A copy of the catalog to a destination; returns its name there."""
     here = opened(site)
     return delivery.deliver_catalog(here, destination, here.clock.now())

@@ -15,7 +15,7 @@ from nightferry.image.format import ImageHeader
 from nightferry.image.reader import ImageReader
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.progress import QUIET, Cancel
-from nightferry.source.base import Source
+from nightferry.source.base import StoreSource
 from nightferry.transfer.direct import DirectWriter, RingSettings
 from nightferry.transfer.reading import FileReader
 
@@ -56,7 +56,7 @@ def write_image(
         image.close()
 
 
-def write_source(path: Path, source: Source) -> ImageSummary:
+def write_source(path: Path, source: StoreSource) -> ImageSummary:
     """An image at ``path`` with the whole of ``source``."""
     return write_image(
         path, lambda image: source.write(image, progress=QUIET, cancel=Cancel(), subject="SG1/priv1")

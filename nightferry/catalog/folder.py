@@ -13,12 +13,18 @@ from pathlib import Path
 from nightferry.catalog.storage import folder_of
 from nightferry.errors import CatalogError
 from nightferry.transfer.below import folder_below
-from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, replace_file, sync_folder
+from nightferry.transfer.durable import (
+    FILE_MODE,
+    FOLDER_MODE,
+    create_file,
+    remove_dead_drafts,
+    replace_file,
+    sync_folder,
+)
 from nightferry.transfer.files import room_hint
 from nightferry.transfer.regular import open_regular, read_regular
 from nightferry.transfer.spool import HELD_BYTES, Content, Spooled, pieces_of, whole
 
-FOLDER_MODE = 0o700
 _MOST_BYTES = 16 << 30
 """No file of a catalog is longer."""
 

@@ -22,13 +22,13 @@ from typing import Protocol, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from nightferry.catalog.folder import FOLDER_MODE, catalog_errors
+from nightferry.catalog.folder import catalog_errors
 from nightferry.catalog.storage import Storage, check_name
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError
 from nightferry.progress import Cancel
 from nightferry.transfer.below import folder_below
-from nightferry.transfer.durable import FILE_MODE
+from nightferry.transfer.durable import FILE_MODE, FOLDER_MODE
 from nightferry.transfer.regular import open_regular
 
 _TRIES = 20

@@ -35,7 +35,7 @@ _PLACE_OF_DIGEST = re.compile(re.escape(_DIGEST_KEY) + rb"\x18\x40([0-9a-f]{64})
 _PLACE_BYTES = len(_DIGEST_KEY) + 2 + len(_NO_DIGEST)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-SCHEMA = pa.schema(
+EVENT_SCHEMA = pa.schema(
     [
         pa.field("sequence", pa.int64(), nullable=False),
         pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -185,7 +185,7 @@ def encode_copy(rows: Sequence[Row], before: str) -> tuple[bytes, str]:
         before: Digest of the copy before it at the same place; empty for the first.
     """
     said = {_FORMAT_KEY: COPY_FORMAT, _DIGEST_KEY: _NO_DIGEST, _BEFORE_KEY: before}
-    data = _encode(rows, SCHEMA.with_metadata(said))
+    data = _encode(rows, EVENT_SCHEMA.with_metadata(said))
     (place,) = _PLACE_OF_DIGEST.finditer(data)
     digest = blake3(data).hexdigest()
     return data[: place.start(1)] + digest.encode() + data[place.end(1) :], digest
@@ -241,12 +241,12 @@ def _digest_without(data: Content, place: int) -> str:
 
 def encode_segment(rows: Sequence[Row]) -> bytes:
     """Rows as one Parquet file, with the schema and statistics any Parquet tool reads."""
-    return _encode(rows, SCHEMA)
+    return _encode(rows, EVENT_SCHEMA)
 
 
 def _encode(rows: Sequence[Row], schema: pa.Schema) -> bytes:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(SCHEMA)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(EVENT_SCHEMA)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, EVENT_SCHEMA, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=schema)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
@@ -269,14 +269,14 @@ def _decode(data: Content, name: str, wanted: str) -> tuple[list[Row], dict[byte
         schema = file.schema_arrow
         said = dict(schema.metadata or {})
         found = said.get(_FORMAT_KEY, b"").decode(errors="replace")
-        if found != wanted or not schema.equals(SCHEMA):
+        if found != wanted or not schema.equals(EVENT_SCHEMA):
             raise CatalogError(
                 f"{name} is not of format {wanted} but {found or 'no catalog at all'}",
                 hint="read it with the release that wrote it, or a newer one",
                 subject=name,
             )
-        table = read_columns(file, SCHEMA.names)
-        columns = {column: table.column(column) for column in SCHEMA.names}
+        table = read_columns(file, EVENT_SCHEMA.names)
+        columns = {column: table.column(column) for column in EVENT_SCHEMA.names}
         columns["at"] = columns["at"].cast(pa.int64())
         lists = [column.to_pylist() for column in columns.values()]
     except DAMAGED as error:

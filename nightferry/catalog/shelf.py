@@ -31,7 +31,7 @@ class Placed(Generic[R]):
     first: int
 
 
-def parse(cls: type[R], row: Row) -> R:
+def parse_row(cls: type[R], row: Row) -> R:
     """The record of a row.
 
     Raises:
@@ -63,7 +63,7 @@ def require_sound(rows: Iterable[Row], name: str) -> None:
                 f"{name}: event {row.sequence} cannot be read: {error}", subject=row.subject
             ) from error
         if row.kind in RECORDS:
-            record = parse(RECORDS[row.kind], row)
+            record = parse_row(RECORDS[row.kind], row)
             if record.subject != row.subject:
                 raise CatalogError(
                     f"{name}: event {row.sequence} is about {record.subject}, but is filed under {row.subject!r}",
@@ -113,20 +113,20 @@ class Shelf(Generic[R]):
     def pending(self) -> Iterator[Placed[R]]:
         """Intents that no result of the same subject followed, in the log's order."""
         rows = sorted((r for r in self._newest.values() if r.phase == "intent"), key=lambda r: r.sequence)
-        return (Placed(row.sequence, parse(self._cls, row), self._first[row.subject]) for row in rows)
+        return (Placed(row.sequence, parse_row(self._cls, row), self._first[row.subject]) for row in rows)
 
     def _place(self, row: Row) -> Placed[R]:
         placed = self._parsed.get(row.subject)
         if placed is None:
             placed = self._parsed[row.subject] = Placed(
-                row.sequence, parse(self._cls, row), self._first[row.subject]
+                row.sequence, parse_row(self._cls, row), self._first[row.subject]
             )
         return placed
 
     def _is_outdated_owner(self, row: Row) -> bool:
         # A node that was cut off may write its old epoch late; the highest epoch wins, not the last word.
         known = self._newest.get(row.subject)
-        return known is not None and parse(OwnerRecord, row).epoch < parse(OwnerRecord, known).epoch
+        return known is not None and parse_row(OwnerRecord, row).epoch < parse_row(OwnerRecord, known).epoch
 
 
 @dataclass(slots=True)

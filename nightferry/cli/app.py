@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from nightferry.cli import session as sessions
 from nightferry.cli.output import Output
 from nightferry.cli.session import Session
-from nightferry.cli.streams import Streams, tolerant
+from nightferry.cli.streams import StandardStreams, tolerant
 from nightferry.cli.verbs import SUMMARY, VERBS
 from nightferry.destination.hosts import keep_direct
 from nightferry.errors import Cancelled, NightferryError
@@ -79,7 +79,7 @@ class _Ending:
             os._exit(self.code)
 
 
-def _shown(code: int, session: Session, streams: Streams) -> int:
+def _shown(code: int, session: Session, streams: StandardStreams) -> int:
     """The exit code, in view of whether the result could be shown.
 
     What a command did, or found wrong, is its exit code whatever became of its words. One that only shows fails when

@@ -199,7 +199,7 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         raise errors[0]
     for error in errors:
         session.out.say(f"{error.subject or 'a BACK group'}: {error.message}")
-    show(session, results, errors)
+    show_results(session, results, errors)
     return worst_exit_code([*(r.exit_code for r in results), *(e.exit_code for e in errors)])
 
 
@@ -305,7 +305,9 @@ def _is_on(loaded: LoadedSite, store: str, back_group: str) -> bool:
     return loaded.site.store(store).group.back_group == back_group
 
 
-def show(session: Session, results: Sequence[NightResult], errors: Sequence[NightferryError] = ()) -> None:
+def show_results(
+    session: Session, results: Sequence[NightResult], errors: Sequence[NightferryError] = ()
+) -> None:
     """The result document, or a table and a sentence for each night.
 
     With several BACK groups ``run``, ``state`` and ``result`` are those of the night that came out worst.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 app = App(name="catalog", help="Rebuilds the catalog.")
 
-PARTIAL = 3
+PARTIAL_EXIT_CODE = 3
 
 
 @app.command
@@ -70,7 +70,7 @@ def rebuild(*, copy: str, to: str) -> int:
     if loaded.site.site.catalog.rstrip("/") != to.rstrip("/"):
         words.append(f'put catalog = "{to}" into the site file to use it')
     session.out.result(asdict(done), *words)
-    return 0 if done.is_complete else PARTIAL
+    return 0 if done.is_complete else PARTIAL_EXIT_CODE
 
 
 @app.command

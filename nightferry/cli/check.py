@@ -26,12 +26,12 @@ def check(*, everywhere: Annotated[bool, Parameter(negative=())] = False) -> int
 
     from nightferry.cli.output import table
     from nightferry.health.check import check as look
-    from nightferry.health.check import exit_code
+    from nightferry.health.check import findings_exit_code
     from nightferry.units import counted
 
     session = current()
     findings = _everywhere(session) if everywhere else look(session.load_site())
-    code = exit_code(findings)
+    code = findings_exit_code(findings)
     colours = {"fail": "bold red", "warn": "yellow", "note": "dim"}
     rows = [[f.id, Text(f.severity, style=colours[f.severity]), f.text, f.fix or None] for f in findings]
     counts = {s: sum(f.severity == s for f in findings) for s in ("fail", "warn", "note")}

@@ -163,7 +163,7 @@ def move(
             plan = here.cluster.plan(name, to or ops.target_of(here, name))
             layout = Layout.of(here.site.nodes)
             placed = placement(here, here.cluster.view())
-            state = gate.look(here, run).state if run is not None else "closed"
+            state = gate.evaluate(here, run).state if run is not None else "closed"
             way = f"stays on {plan.target}" if plan.is_noop else f"{plan.source} → {plan.target}"
             session.out.result(
                 {"plan": plan, "gate": state, "layout": layout.pattern, "placement": placed},

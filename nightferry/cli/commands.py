@@ -69,14 +69,14 @@ def dispatch(arguments: Sequence[str]) -> object:
         ConfigError: the words are not a command.
     """
     if "--help" in arguments:
-        describe([word for word in arguments if word != "--help"])
+        describe_verb([word for word in arguments if word != "--help"])
     try:
         return app.meta(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise _usage(error) from None
 
 
-def describe(words: Sequence[str]) -> None:
+def describe_verb(words: Sequence[str]) -> None:
     """Gives a verb all of its own words for its help page: the list of verbs has one line of them."""
     _, apps, _ = app.parse_commands(words)
     verb = apps[-1].default_command

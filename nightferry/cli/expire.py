@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from nightferry.retention.expire import Expiry
 
-MOST_FOREIGN = 20
+LISTED_FOREIGN = 20
 """What is left alone is shown up to so many lines."""
 FATES = {"locked": "yellow", "failed": "red", "expires": "bold", "expired": "bold"}
 
@@ -107,10 +107,10 @@ def shown(done: Expiry) -> list[RenderableType]:
         columns: list[Column | str] = ["orphan", "at", "what", "untouched since", "error"]
         parts.append(table([*columns, Column("frees", right=True)], rows))
     if done.foreign:
-        rows = [[row.orphan.path, row.destination, row.why] for row in done.foreign[:MOST_FOREIGN]]
+        rows = [[row.orphan.path, row.destination, row.why] for row in done.foreign[:LISTED_FOREIGN]]
         parts.append(table(["left alone", "at", "why"], rows))
-        if len(done.foreign) > MOST_FOREIGN:
-            parts.append(f"and {len(done.foreign) - MOST_FOREIGN} more; --json lists them all")
+        if len(done.foreign) > LISTED_FOREIGN:
+            parts.append(f"and {len(done.foreign) - LISTED_FOREIGN} more; --json lists them all")
     if done.undeliverable:
         parts += [
             "copies that are owed and that no night will deliver:",

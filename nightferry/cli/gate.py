@@ -26,12 +26,12 @@ def show(run: str | None = None, /) -> int:
         The run; without it the newest of every BACK group.
     """
     from nightferry.cli.output import table
-    from nightferry.night.gate import look
+    from nightferry.night.gate import evaluate
     from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
-        views = [look(here, record) for record in _runs(here, run)]
+        views = [evaluate(here, record) for record in _runs(here, run)]
     shown: list[Any] = []
     for view in views:
         shown.append(f"{view.back_group}: the gate of run {view.run} is {view.state}{_because(view.reason)}")
@@ -89,7 +89,7 @@ def approve(
         here.catalog.refresh()
         record = here.catalog.run(run)
         approval = gate.approve(here, record, store, reason)
-        state = gate.look(here, record).state
+        state = gate.evaluate(here, record).state
     session.out.say(f"approved by {approval.who}: {', '.join(approval.stores)}")
     if record_only or state != "open":
         document = {"run": run, "approved": list(approval.stores), "gate": state}

@@ -20,7 +20,7 @@ def help_(*words: str) -> None:
     from rich.console import Console
 
     from nightferry.cli.app import overview
-    from nightferry.cli.commands import app, describe
+    from nightferry.cli.commands import app, describe_verb
 
     session = current()
     if not words:
@@ -33,7 +33,7 @@ def help_(*words: str) -> None:
             hint="`nightferry help` lists them",
             subject=" ".join(words),
         )
-    describe(words)
+    describe_verb(words)
     if session.out.as_json:
         page = Console(file=io.StringIO(), width=100, no_color=True)
         app.help_print(words, console=page)

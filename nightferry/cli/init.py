@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nightferry.cli.machine import Machine, likely_stores, look
+from nightferry.cli.machine import Machine, inspect_machine, likely_stores
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError
 from nightferry.model.load import parse_site
@@ -45,7 +45,7 @@ def init(
     target = folder.resolve() / FILE_NAME
     if target.exists():
         raise _exists(target)
-    machine = look()
+    machine = inspect_machine()
     site_name = name or _site_name(machine.hostname)
     if not is_safe(site_name):
         raise ConfigError(f"not a name for a site: {site_name!r}", hint="use letters, digits, '_' and '-'")

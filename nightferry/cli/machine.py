@@ -20,7 +20,7 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class Volume:
     """A mounted file system that may hold backups."""
 
     path: Path
@@ -35,12 +35,12 @@ class Machine:
 
     hostname: str
     timezone: str
-    mounts: tuple[Mount, ...]
+    mounts: tuple[Volume, ...]
     sqlite_files: tuple[Path, ...]
     has_postgres: bool
 
 
-def look(mountinfo: Path = Path("/proc/self/mountinfo")) -> Machine:
+def inspect_machine(mountinfo: Path = Path("/proc/self/mountinfo")) -> Machine:
     """Looks at this machine; changes nothing. What cannot be read is left out."""
     return Machine(
         hostname=socket.gethostname(),
@@ -67,9 +67,9 @@ def timezone(etc: Path = Path("/etc")) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*", name) else "UTC"
 
 
-def mounts(mountinfo: Path) -> tuple[Mount, ...]:
+def mounts(mountinfo: Path) -> tuple[Volume, ...]:
     """Writable disk file systems, one mount of each, the one with most room first."""
-    found: dict[int, Mount] = {}
+    found: dict[int, Volume] = {}
     try:
         lines = mountinfo.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -85,7 +85,7 @@ def mounts(mountinfo: Path) -> tuple[Mount, ...]:
         except OSError:
             continue
         if path.is_dir() and os.access(path, os.W_OK | os.X_OK):
-            mount = Mount(path, kind, device, room.f_bavail * room.f_frsize)
+            mount = Volume(path, kind, device, room.f_bavail * room.f_frsize)
             known = found.get(device)
             if known is None or len(path.parts) < len(known.path.parts):
                 found[device] = mount

@@ -33,7 +33,7 @@ from nightferry.site.state import make_private_folder, state_home, write_private
 START_S = 90.0
 """How long our own server may take to start: its first start makes its database."""
 
-QUIET = {
+QUIET_SERVER = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
@@ -94,7 +94,7 @@ def use_server(folder: Path, say: Callable[[str], None]) -> Server:
     Raises:
         PrefectRequired: our own server does not come up; its log says why.
     """
-    for key, value in QUIET.items():
+    for key, value in QUIET_SERVER.items():
         os.environ.setdefault(key, value)
     named = os.environ.get("PREFECT_API_URL", "")
     with _locked(folder):
@@ -210,7 +210,7 @@ def _start(folder: Path) -> Server:
     url = f"http://127.0.0.1:{port}/api"
     auth = _auth_string(folder)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    environment |= QUIET | {
+    environment |= QUIET_SERVER | {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_AUTH_STRING": auth,

@@ -22,7 +22,7 @@ app = App(name="restore", help="Restores files, a store or a storage group.")
 
 CopyName = Annotated[str | None, Parameter(name=("--copy", "--from"))]
 Flag = Annotated[bool, Parameter(negative=())]
-ImageName = Annotated[str | None, Parameter(help="Exactly this image.")]
+OneImage = Annotated[str | None, Parameter(help="Exactly this image.")]
 AsOf = Annotated[
     str | None,
     Parameter(help="The newest image whose start is not later; without an offset, site time."),
@@ -95,7 +95,7 @@ def files(
     *,
     to: Path,
     as_of: AsOf = None,
-    image: ImageName = None,
+    image: OneImage = None,
     way: Way = _AS_EVER,
 ) -> int:
     """Restores files to DIR/path-inside-the-store. What is there already stays, unless --overwrite says else.
@@ -129,7 +129,7 @@ def store(
     in_place: Flag = False,
     yes: Flag = False,
     as_of: AsOf = None,
-    image: ImageName = None,
+    image: OneImage = None,
     way: Way = _AS_EVER,
 ) -> int:
     """Restores a whole store, to a folder or in place.
@@ -280,7 +280,7 @@ def _in_place(
         found, moment = chosen_image(session, here, store, as_of, image)
         if way.dry_run:
             plan = look_for_recalls(here, ops.plan_in_place(here, found, copy=way.copy))
-            path = ops.place_of(here, found)
+            path = ops.store_path_of(here, found)
             use = store_in_use(path)
             _show_plan(session, replace(plan, target=path), moment, in_use=use.processes)
             return 10 if use.processes else 0

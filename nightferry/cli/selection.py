@@ -7,8 +7,8 @@ from typing import Any
 
 from cyclopts import App
 
-from nightferry.cli.session import current as session_of
-from nightferry.model.selection import current, diff, rule
+from nightferry.cli.session import current
+from nightferry.model.selection import diff, listed_stores, rule
 from nightferry.model.stores import Group
 from nightferry.units import counted
 
@@ -25,7 +25,7 @@ def show_document(
         fixed: Its fixed stores; None before the first backup.
         paths: Store → what is said of its path, where that is not the path of its newest image.
     """
-    now = current(group)
+    now = listed_stores(group)
     changed = diff(fixed, now) if fixed is not None else None
     return {
         "group": group.name,
@@ -74,7 +74,7 @@ def show(group: str, /) -> None:
         The storage group.
     """
     document = _document(group)
-    session_of().out.result(document, show_lines(document))
+    current().out.result(document, show_lines(document))
 
 
 @app.command(name="diff")
@@ -88,7 +88,7 @@ def diff_(group: str, /) -> int:
     """
     document = _document(group)
     lines = diff_lines(document) or [f"{group}: the site file and the fixed selection agree"]
-    session_of().out.result(document, "\n".join(lines))
+    current().out.result(document, "\n".join(lines))
     return 3 if document["added"] or document["removed"] or document["paths"] else 0
 
 
@@ -104,7 +104,7 @@ def fix(group: str, /) -> None:
     from nightferry.night.run import fix_selection
     from nightferry.site.opened import OpenSite
 
-    session = session_of()
+    session = current()
     with OpenSite(session.load_site()) as here:
         here.site.group(group)
         record = fix_selection(here, group)
@@ -126,7 +126,7 @@ def adopt(old: str, new: str, /) -> None:
     from nightferry.site.opened import OpenSite
     from nightferry.staging.owed import adopt as adopt_store
 
-    session = session_of()
+    session = current()
     with OpenSite(session.load_site()) as here:
         records = adopt_store(here, old, new)
     session.out.result(
@@ -140,7 +140,7 @@ def _document(group: str) -> dict[str, Any]:
     from nightferry.model.stores import StoreRef
     from nightferry.site.opened import OpenSite
 
-    with OpenSite(session_of().load_site()) as here:
+    with OpenSite(current().load_site()) as here:
         here.catalog.refresh()
         fixed = here.catalog.selection(group)
         found = here.site.group(group)

@@ -72,9 +72,9 @@ def _read_block(loaded: LoadedSite, name: str) -> str:
     from nightferry.cli.prefect_server import authenticate_to_own, state_folder
 
     authenticate_to_own(state_folder(loaded.site.name, loaded.path))
-    from blocks.secret import read_block
+    from blocks.secret import read_secret_block
 
-    return read_block(name)
+    return read_secret_block(name)
 
 
 _current: ContextVar[Session] = ContextVar("nightferry_session")

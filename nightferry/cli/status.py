@@ -57,7 +57,7 @@ def status(
         ]
         for s in stores
     ]
-    code = ops.exit_code(stores)
+    code = ops.stores_exit_code(stores)
     session.out.result(
         {"stores": [s.as_json() for s in stores], "exit_code": code},
         table(["", "store", "last whole image", "begun", "copies", "proved", "why"], rows),

@@ -77,7 +77,7 @@ class Stream(io.TextIOBase):
             return  # no file of the system's: nothing is flushed to it
 
 
-class Streams(NamedTuple):
+class StandardStreams(NamedTuple):
     """What ``sys.stdout`` and ``sys.stderr`` are while a command runs."""
 
     stdout: Stream
@@ -85,11 +85,11 @@ class Streams(NamedTuple):
 
 
 @contextmanager
-def tolerant() -> Iterator[Streams]:
+def tolerant() -> Iterator[StandardStreams]:
     """Puts such streams in the place of ``sys.stdout`` and ``sys.stderr`` for the block, and flushes them after it."""
     _fill_closed()
     before = sys.stdout, sys.stderr
-    streams = Streams(Stream(before[0]), Stream(before[1]))
+    streams = StandardStreams(Stream(before[0]), Stream(before[1]))
     sys.stdout, sys.stderr = streams
     try:
         yield streams

@@ -18,7 +18,7 @@ from nightferry.cli.session import current
 from nightferry.errors import ConfigError
 from nightferry.site.nodes import working_on
 
-PACKAGES = (
+LISTED_PACKAGES = (
     "prefect",
     "pyarrow",
     "fsspec",
@@ -95,7 +95,7 @@ def _create(path: Path) -> BinaryIO:
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"nightferry": __version__, "python": platform.python_version()}
     found["system"] = f"{platform.system()} {platform.release()}"
-    for package in PACKAGES:
+    for package in LISTED_PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

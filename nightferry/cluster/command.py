@@ -15,7 +15,7 @@ from typing import TypeVar
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import SILENT_S, ClusterView, GroupView, MovePlan, NodeView
 from nightferry.cluster.run import Finished, OutputWithoutEnd, run_program
-from nightferry.cluster.verbs import Verb, Verbs, read
+from nightferry.cluster.verbs import ClusterVerb, Verbs, read
 from nightferry.errors import ClusterError, MoveFailed
 from nightferry.model.findings import Finding
 from nightferry.model.names import choose
@@ -330,7 +330,7 @@ class CommandCluster:
                 return GroupView(name, known, "unknown", f"{known}: {node.note}")
         return GroupView(name, known, state, note)
 
-    def _run(self, verb: Verb, values: Mapping[str, str], cancel: Cancel | None = None) -> Finished:
+    def _run(self, verb: ClusterVerb, values: Mapping[str, str], cancel: Cancel | None = None) -> Finished:
         """Raises:
         OutputWithoutEnd: the program wrote more than an answer has.
         NoAnswer: the program cannot be run, or does not end in time.

@@ -24,7 +24,7 @@ class CrmNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A resource of a group; ``nodes``: where the cluster believes it to be active."""
 
     name: str
@@ -42,7 +42,7 @@ class CrmGroup:
     """A resource group, or a resource outside of any."""
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     """One look at the live cluster."""
 
     dc: str
@@ -99,7 +99,7 @@ class Action:
         return f"{self.kind} {self.resource} {'from ' if self.source and self.dest else 'on '}{way}"
 
 
-MARK = ("resource-discovery", "always")
+DISCOVERY_MARK = ("resource-discovery", "always")
 """An attribute of a constraint that says what holds without it. `crm_resource` never writes it, and does remove a
 constraint that has it, so it tells ours from an operator's of the same id."""
 
@@ -161,7 +161,7 @@ class Configured:
         return tuple(pin for pin in self.pins if pin.resource in names)
 
 
-def read_status(xml: bytes) -> Status:
+def read_status(xml: bytes) -> ClusterStatus:
     """The answer of ``crm_mon -1 --output-as=xml``.
 
     Raises:
@@ -179,7 +179,7 @@ def read_status(xml: bytes) -> Status:
             groups.append(CrmGroup(_name(holder, "id"), tuple(map(_member, holder.findall("resource")))))
         elif holder.tag == "resource":
             groups.append(CrmGroup(_name(holder, "id"), (_member(holder),)))
-    return Status(
+    return ClusterStatus(
         dc=dc.get("name", "") if dc is not None and has_dc else "",
         quorate=dc is not None and has_dc and _is(dc, "with_quorum"),
         fencing=options is not None and _is(options, "stonith-enabled"),
@@ -309,8 +309,8 @@ def _node(element: ET.Element) -> CrmNode:
     return CrmNode(_name(element, "name"), online, _is(element, "unclean"), ", ".join(troubles))
 
 
-def _member(element: ET.Element) -> Member:
-    return Member(
+def _member(element: ET.Element) -> GroupMember:
+    return GroupMember(
         name=_name(element, "id"),
         agent=element.get("resource_agent", ""),
         role=element.get("role", ""),
@@ -348,7 +348,13 @@ def _pin(element: ET.Element) -> Pin:
     rule = element.find("rule")
     node = element.get("node", "") or (expression.get("value", "") if expression is not None else "")
     score = element.get("score", "") or (rule.get("score", "") if rule is not None else "")
-    return Pin(_name(element, "id"), element.get("rsc", ""), node, score, element.get(MARK[0]) == MARK[1])
+    return Pin(
+        _name(element, "id"),
+        element.get("rsc", ""),
+        node,
+        score,
+        element.get(DISCOVERY_MARK[0]) == DISCOVERY_MARK[1],
+    )
 
 
 def _couples(constraints: ET.Element | None, tag: str, one: str, other: str) -> tuple[tuple[str, str], ...]:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nightferry.cluster.crm import Configured, CrmGroup, Primitive, Status
-from nightferry.cluster.reader_agent import AGENT as READER_AGENT
-from nightferry.cluster.reader_agent import AGENT_PATH
+from nightferry.cluster.crm import ClusterStatus, Configured, CrmGroup, Primitive
+from nightferry.cluster.reader_agent import AGENT, AGENT_PATH
 from nightferry.model.findings import Finding
 from nightferry.model.nodes import NodeSpec
 
@@ -19,10 +18,10 @@ SHORTEST_STOP_S = 20.0
 """The agent's stop takes five seconds. On a machine that is busy enough it takes longer, and one that is cut off costs
 the node."""
 
-AGENT = f"ocf:nightferry:{READER_AGENT}"
+READER_TYPE = f"ocf:nightferry:{AGENT}"
 
 
-def whole_cluster(status: Status, configured: Configured, *, allowed: bool) -> Iterator[Finding]:
+def whole_cluster(status: ClusterStatus, configured: Configured, *, allowed: bool) -> Iterator[Finding]:
     """Quorum, fencing and what keeps the cluster from acting at all.
 
     Args:
@@ -54,7 +53,7 @@ def whole_cluster(status: Status, configured: Configured, *, allowed: bool) -> I
         yield Finding("NF-CLUSTER-023", "fail", status.frozen, "end it before the night")
 
 
-def nodes(status: Status, specs: Sequence[NodeSpec]) -> Iterator[Finding]:
+def nodes(status: ClusterStatus, specs: Sequence[NodeSpec]) -> Iterator[Finding]:
     """Nodes that cannot work tonight, and names that site file and cluster do not share."""
     for spec in specs:
         node = status.node(spec.host)
@@ -79,7 +78,7 @@ def nodes(status: Status, specs: Sequence[NodeSpec]) -> Iterator[Finding]:
         )
 
 
-def group(found: CrmGroup, status: Status, configured: Configured) -> Iterator[Finding]:
+def check_group(found: CrmGroup, status: ClusterStatus, configured: Configured) -> Iterator[Finding]:
     """What would spoil a move of one group, or make its stop fail."""
     unmanaged = [member.name for member in found.members if not member.managed]
     if unmanaged:
@@ -104,7 +103,7 @@ def group(found: CrmGroup, status: Status, configured: Configured) -> Iterator[F
 
 def _reader_agent(name: str, configured: Configured) -> Iterator[Finding]:
     members = configured.members.get(name, ())
-    inside = [n for n, p in enumerate(members) if p.agent.endswith(f":{READER_AGENT}")]
+    inside = [n for n, p in enumerate(members) if p.agent.endswith(f":{AGENT}")]
     if inside:
         last_disk = max((n for n, p in enumerate(members) if p.agent.endswith(":Filesystem")), default=-1)
         agent = members[inside[0]]
@@ -118,16 +117,14 @@ def _reader_agent(name: str, configured: Configured) -> Iterator[Finding]:
         yield from _well_set(agent, name, configured.default_timeout)
         return
     outside = [
-        p
-        for p in configured.elsewhere
-        if p.agent.endswith(f":{READER_AGENT}") and p.parameters.get("group") == name
+        p for p in configured.elsewhere if p.agent.endswith(f":{AGENT}") and p.parameters.get("group") == name
     ]
     if not outside:
         yield Finding(
             "NF-CLUSTER-028",
             "fail",
-            f"{name} has no {READER_AGENT}: a file that we have open makes its stop fail, and the node is fenced",
-            f"`nightferry cluster install-agent` on each node, then add {AGENT} group={name} as the last member",
+            f"{name} has no {AGENT}: a file that we have open makes its stop fail, and the node is fenced",
+            f"`nightferry cluster install-agent` on each node, then add {READER_TYPE} group={name} as the last member",
         )
         return
     agent = outside[0]
@@ -147,10 +144,8 @@ def _reader_agent(name: str, configured: Configured) -> Iterator[Finding]:
 def installed(configured: Configured, agents: Path) -> Iterator[Finding]:
     """Whether this node has the agent of this release."""
     groups = (primitive for members in configured.members.values() for primitive in members)
-    for kind in sorted(
-        {p.agent for p in (*groups, *configured.elsewhere) if p.agent.endswith(f":{READER_AGENT}")}
-    ):
-        path = agents / kind.split(":")[1] / READER_AGENT
+    for kind in sorted({p.agent for p in (*groups, *configured.elsewhere) if p.agent.endswith(f":{AGENT}")}):
+        path = agents / kind.split(":")[1] / AGENT
         try:
             content = path.read_bytes()
         except OSError as error:

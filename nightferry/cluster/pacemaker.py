@@ -14,7 +14,7 @@ from typing import Protocol
 
 from nightferry.cluster import crm_check, crm_disk
 from nightferry.cluster.base import SILENT_S, ClusterView, GroupView, MovePlan, NodeView
-from nightferry.cluster.crm import Action, Configured, CrmGroup, Failure, Pin, Status, read_cib
+from nightferry.cluster.crm import Action, ClusterStatus, Configured, CrmGroup, Failure, Pin, read_cib
 from nightferry.cluster.reader_agent import OCF_AGENTS
 from nightferry.cluster.tools import CrmTools, pin_id
 from nightferry.errors import ClusterError, MoveFailed
@@ -24,7 +24,7 @@ from nightferry.model.names import choose
 from nightferry.model.nodes import NodeSpec
 from nightferry.progress import Cancel
 
-LOOK_EVERY_S = 0.25
+POLL_STATUS_S = 0.25
 MOVE_S = 300.0
 """A group that takes longer to stop and start needs a longer `move_deadline`."""
 SETTLE_S = 60.0
@@ -35,7 +35,7 @@ STOPPED_S = 3.0
 """Between its stop and its start a group looks stopped for a moment."""
 
 
-class Register(Protocol):
+class ConstraintRegister(Protocol):
     """Where constraints of ours are recorded; every node must be able to read it."""
 
     def constraint(self, group: str) -> ConstraintRecord | None:
@@ -52,7 +52,7 @@ class Register(Protocol):
 class _Look:
     """One look at everything that a plan depends on. ``own``: our constraint on the group, if there is one."""
 
-    status: Status
+    status: ClusterStatus
     cib: bytes
     configured: Configured
     own: Pin | None
@@ -77,7 +77,7 @@ class PacemakerCluster:
         self,
         nodes: Sequence[NodeSpec],
         groups: Sequence[str],
-        register: Register,
+        register: ConstraintRegister,
         *,
         disks: Mapping[str, Path] | None = None,
         allow_without_fencing: bool = False,
@@ -222,7 +222,7 @@ class PacemakerCluster:
             if view.state != "started":
                 text = f"{name} is {view.state} on {view.owner or 'no node'}: {view.note}"
                 findings.append(Finding("NF-CLUSTER-004", "fail", text, "start it; see `crm_mon -1rf`"))
-            findings += crm_check.group(self._group(name, status), status, configured)
+            findings += crm_check.check_group(self._group(name, status), status, configured)
             if name in self._disks:
                 is_here = view.state == "started" and view.owner == here
                 findings += crm_check.stickiness(name, configured)
@@ -252,7 +252,7 @@ class PacemakerCluster:
         plan = MovePlan(group, here.owner, target, tuple(problems))
         return plan if problems or plan.is_noop else self._simulated(plan, look)
 
-    def _standing_problems(self, here: GroupView, status: Status) -> list[str]:
+    def _standing_problems(self, here: GroupView, status: ClusterStatus) -> list[str]:
         """Why nobody may rely on the group where it is."""
         problems = []
         if not status.dc:
@@ -316,7 +316,7 @@ class PacemakerCluster:
 
     # -- the move ------------------------------------------------------------------------------
 
-    def _watch(self, plan: MovePlan, before: Status, cancel: Cancel) -> None:
+    def _watch(self, plan: MovePlan, before: ClusterStatus, cancel: Cancel) -> None:
         """Returns when the group has arrived.
 
         Raises:
@@ -332,7 +332,7 @@ class PacemakerCluster:
             except ClusterError:
                 if time.monotonic() - answered >= SILENT_S:
                     raise
-                cancel.wait(LOOK_EVERY_S)
+                cancel.wait(POLL_STATUS_S)
                 continue
             answered = time.monotonic()
             view = self._group_view(plan.group, status)
@@ -345,9 +345,11 @@ class PacemakerCluster:
                     f"did not arrive on {plan.target} within {self._move_s:g} s: "
                     f"it is {view.state} on {view.owner or 'no node'}"
                 )
-            cancel.wait(LOOK_EVERY_S)
+            cancel.wait(POLL_STATUS_S)
 
-    def _why_it_failed(self, plan: MovePlan, view: GroupView, status: Status, known: set[Failure]) -> str:
+    def _why_it_failed(
+        self, plan: MovePlan, view: GroupView, status: ClusterStatus, known: set[Failure]
+    ) -> str:
         group = self._group(plan.group, status)
         there = status.node(self._host(plan.target))
         failures = [str(f) for f in status.failures if f not in known and f.is_of(group)]
@@ -413,7 +415,7 @@ class PacemakerCluster:
 
     # -- views -------------------------------------------------------------------------------------
 
-    def _settled(self, group: str, tools: CrmTools, *, failed_s: float = 0.0) -> Status:
+    def _settled(self, group: str, tools: CrmTools, *, failed_s: float = 0.0) -> ClusterStatus:
         """The cluster's state, waited for while the group is on its way, and ``failed_s`` while it is failed."""
         began = time.monotonic()
         while True:
@@ -422,15 +424,15 @@ class PacemakerCluster:
             patience = {"moving": SETTLE_S, "stopped": STOPPED_S, "failed": failed_s}.get(state, 0.0)
             if not status.quorate or time.monotonic() - began >= patience:
                 return status
-            tools.wait(LOOK_EVERY_S)
+            tools.wait(POLL_STATUS_S)
 
-    def _node_view(self, spec: NodeSpec, status: Status) -> NodeView:
+    def _node_view(self, spec: NodeSpec, status: ClusterStatus) -> NodeView:
         node = status.node(spec.host)
         if node is None:
             return NodeView(spec.name, spec.role, False, usable=False, note="not in the cluster")
         return NodeView(spec.name, spec.role, node.online, usable=not node.trouble, note=node.trouble)
 
-    def _group_view(self, name: str, status: Status) -> GroupView:
+    def _group_view(self, name: str, status: ClusterStatus) -> GroupView:
         group = status.group(name)
         if group is None or not group.members:
             return GroupView(name, "", "unknown", "the cluster has no such resource group")
@@ -453,7 +455,7 @@ class PacemakerCluster:
         return GroupView(name, owner, "started", unmanaged)
 
     @staticmethod
-    def _group(name: str, status: Status) -> CrmGroup:
+    def _group(name: str, status: ClusterStatus) -> CrmGroup:
         return status.group(name) or CrmGroup(name, ())
 
     def _require_known(self, group: str) -> None:

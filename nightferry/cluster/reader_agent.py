@@ -29,7 +29,7 @@ OCF_AGENTS = Path("/usr/lib/ocf/resource.d")
 PROVIDER = "nightferry"
 
 RUN_FOLDER = Path("/run/nightferry")
-LOOK_EVERY_S = 0.25
+POLL_STOP_S = 0.25
 
 
 def install_agent(agents: Path = OCF_AGENTS) -> Path:
@@ -55,7 +55,7 @@ def install_agent(agents: Path = OCF_AGENTS) -> Path:
 
 
 @contextmanager
-def working_on(
+def registered_work(
     groups: Sequence[str], cancel: Cancel, *, if_here: bool = False, folder: Path | None = None
 ) -> Iterator[Cancel]:
     """Registers work on the disks of resource groups; gives what the work must look at to know when to stop.
@@ -96,8 +96,8 @@ def working_on(
 def registered(
     groups: Sequence[str], *, if_here: bool = False, folder: Path | None = None
 ) -> Iterator[tuple[str, ...]]:
-    """As ``working_on``, for a block that opens files for a moment only and is not worth stopping; gives the groups
-    that have an agent here.
+    """As ``registered_work``, for a block that opens files for a moment only and is not worth stopping; gives the
+    groups that have an agent here.
 
     Raises:
         GroupStopping: a group is being stopped on this node, or is not on it.
@@ -150,7 +150,7 @@ def groups_here(folder: Path | None = None) -> list[str]:
 
 
 def _watch(folder: Path, groups: Sequence[str], cancel: Cancel, ended: threading.Event) -> None:
-    while not ended.wait(LOOK_EVERY_S):
+    while not ended.wait(POLL_STOP_S):
         for name in groups:
             if not (folder / name / "here").exists():
                 cancel.set(f"{name} is being stopped on this node")

@@ -27,7 +27,7 @@ from nightferry.units import format_size
 CLEAN_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 """All that a program sees of our environment, but for the mark."""
 
-MARK = "NIGHTFERRY_PROGRAM"
+PROGRAM_MARK = "NIGHTFERRY_PROGRAM"
 """The variable by which a program's children are found again, whatever session they went to."""
 
 MOST_OUTPUT_BYTES = 16 << 20
@@ -105,7 +105,7 @@ def run_program(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**CLEAN_ENVIRONMENT, **(env or {}), MARK: mark},
+            env={**CLEAN_ENVIRONMENT, **(env or {}), PROGRAM_MARK: mark},
             cwd="/",
             start_new_session=True,
         )
@@ -227,7 +227,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
 
 def _marked(mark: str) -> Iterator[int]:
     """The processes that were started with the mark in their environment and live."""
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{PROGRAM_MARK}={mark}".encode()
     for entry in os.listdir(_PROC):
         if not entry.isdigit():
             continue

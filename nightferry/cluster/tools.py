@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Self
 from xml.sax.saxutils import quoteattr
 
-from nightferry.cluster.crm import MARK, Action, Status, read_actions, read_status
+from nightferry.cluster.crm import DISCOVERY_MARK, Action, ClusterStatus, read_actions, read_status
 from nightferry.cluster.run import CLEAN_ENVIRONMENT, Finished, run_program
 from nightferry.errors import ClusterError
 from nightferry.progress import Cancel
@@ -64,7 +64,7 @@ class CrmTools:
         """
         (self._cancel or Cancel()).wait(seconds)
 
-    def status(self) -> Status:
+    def status(self) -> ClusterStatus:
         """One look at the live cluster.
 
         It has a quorum when `crm_mon` and the membership layer both say so: `crm_mon` reads it from the CIB, and on a
@@ -158,5 +158,5 @@ def pin_id(group: str) -> str:
 def _pin(group: str, node: str, *, marked: bool = True) -> str:
     values = {"id": pin_id(group), "rsc": group, "role": "Started", "node": node, "score": "INFINITY"}
     if marked:
-        values |= dict([MARK])
+        values |= dict([DISCOVERY_MARK])
     return f"<rsc_location {' '.join(f'{name}={quoteattr(value)}' for name, value in values.items())}/>"

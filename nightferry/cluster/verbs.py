@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from nightferry.errors import ConfigError
-from nightferry.model.nodes import CommandClusterSettings, GroupState, Reading, fill
+from nightferry.model.nodes import CommandClusterSettings, GroupState, Reading, fill_placeholders
 
 _QUOTES = "'\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}" + (
     "\N{SINGLE LOW-9 QUOTATION MARK}\N{SINGLE HIGH-REVERSED-9 QUOTATION MARK}"
@@ -33,7 +33,7 @@ _WINDOWS_STATES: dict[str, GroupState] = {
 }
 
 
-class Verb(Protocol):
+class ClusterVerb(Protocol):
     """What is run for a verb."""
 
     def argv(self, values: Mapping[str, str]) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class Verb(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class WordList:
     """A list of words; placeholders in them are filled."""
 
     template: tuple[str, ...]
@@ -54,7 +54,7 @@ class Words:
     def argv(self, values: Mapping[str, str]) -> tuple[str, ...]:
         for name, value in values.items():
             _require_harmless(name, value)
-        return tuple(fill(word, values) for word in self.template)
+        return tuple(fill_placeholders(word, values) for word in self.template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ class PowerShell:
     script: str
 
     def argv(self, values: Mapping[str, str]) -> tuple[str, ...]:
-        script = _PROLOGUE + fill(self.script, {name: quoted(name, value) for name, value in values.items()})
+        script = _PROLOGUE + fill_placeholders(
+            self.script, {name: quoted(name, value) for name, value in values.items()}
+        )
         encoded = base64.b64encode(script.encode("utf-16-le")).decode()
         return (*self.program, "-NoProfile", "-NonInteractive", "-EncodedCommand", encoded)
 
@@ -98,24 +100,24 @@ def _require_harmless(name: str, value: str) -> None:
 class Verbs:
     """Everything a command cluster runs and reads."""
 
-    where: Verb
-    move: Verb
+    where: ClusterVerb
+    move: ClusterVerb
     owner: Reading
     state: Reading
     states: Mapping[str, GroupState] = field(default_factory=lambda: dict(_WINDOWS_STATES))
     up_words: tuple[str, ...] = ("Up",)
     paused_words: tuple[str, ...] = ("Paused",)
     up: Reading | None = None
-    view: Verb | None = None
-    plan: Verb | None = None
-    release: Verb | None = None
+    view: ClusterVerb | None = None
+    plan: ClusterVerb | None = None
+    release: ClusterVerb | None = None
 
 
 def read(reading: Reading, output: str, values: Mapping[str, str]) -> str | None:
     """What a program's output says; None where it does not."""
     if reading.regex is not None:
         escaped = {name: re.escape(value) for name, value in values.items()}
-        match = re.search(fill(reading.regex, escaped), output, re.MULTILINE | re.IGNORECASE)
+        match = re.search(fill_placeholders(reading.regex, escaped), output, re.MULTILINE | re.IGNORECASE)
         return match[1].strip() if match is not None and match[1] is not None else None
     try:
         found = json.loads(output)
@@ -136,8 +138,8 @@ def verbs(settings: CommandClusterSettings) -> Verbs:
     """
     base = _preset(settings)
 
-    def own(argv: tuple[str, ...] | None, preset: Verb | None) -> Verb | None:
-        return Words(argv) if argv is not None else preset
+    def own(argv: tuple[str, ...] | None, preset: ClusterVerb | None) -> ClusterVerb | None:
+        return WordList(argv) if argv is not None else preset
 
     where = own(settings.where, base.where if base else None)
     move = own(settings.move, base.move if base else None)
@@ -197,9 +199,9 @@ def cluster_exe(program: tuple[str, ...]) -> Verbs:
         TEX-BACK-1           TEX-ACTV-1      Online
     """
     return Verbs(
-        view=Words((*program, "node", "{node}", "/status")),
-        where=Words((*program, "group", "{group}")),
-        move=Words((*program, "group", "{group}", "/move:{node}")),
+        view=WordList((*program, "node", "{node}", "/status")),
+        where=WordList((*program, "group", "{group}")),
+        move=WordList((*program, "group", "{group}", "/move:{node}")),
         owner=Reading(regex=r"^{group}[ \t]+(\S+)[ \t]+\S"),
         state=Reading(regex=r"^{group}[ \t]+\S+[ \t]+(\S.*?)[ \t\r]*$"),
         up=Reading(regex=r"^{node}[ \t]+\d+[ \t]+(\S.*?)[ \t\r]*$"),

@@ -90,7 +90,7 @@ class Beside:
             raise ValueError(str(error)) from error
 
 
-def take_in(catalog: Catalog, found: Beside, last: int) -> int:
+def add_records(catalog: Catalog, found: Beside, last: int) -> int:
     """Adds what stood beside the copies; returns how many records. What the catalog knows of a subject stays, unless it
     knew it before that was written.
 

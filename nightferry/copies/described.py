@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from nightferry.copies.encode import image_of
-from nightferry.copies.side_files import beside
+from nightferry.copies.side_files import side_files_of
 from nightferry.destination.base import Found
 from nightferry.errors import IntegrityError, MediumDamaged
 from nightferry.model.names import parse_image_name
@@ -78,7 +78,7 @@ def require_described(opened: OpenSite, copy: CopyRecord, cancel: Cancel) -> Non
     try:
         destination = destination_of(opened, copy.destination)
         # In this order no cartridge is mounted twice: that of the last trailer is in the drive.
-        index, chunks = beside(destination, copy.location, image, cancel)
+        index, chunks = side_files_of(destination, copy.location, image, cancel)
         found = destination.describe(copy.location)
         if found.note:
             raise IntegrityError(found.note)

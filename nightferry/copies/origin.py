@@ -11,7 +11,7 @@ from pathlib import Path
 from nightferry.cluster.mount import Mount, mount_of, mounts_below
 from nightferry.errors import ClusterError
 from nightferry.model.patterns import Ignore
-from nightferry.model.records import ImageRecord, Origin
+from nightferry.model.records import ImageRecord, StoreOrigin
 from nightferry.model.stores import FilesStore, StoreRef
 from nightferry.plan.expectation import doubts, elsewhere
 from nightferry.plan.lines import lines, path_before
@@ -23,7 +23,7 @@ UUIDS = Path("/dev/disk/by-uuid")
 _NOT_A_STORE_OF_ITS_OWN = frozenset({"squashfs", "iso9660"})
 
 
-def origin_of(definition: StoreRef) -> Origin | None:
+def origin_now(definition: StoreRef) -> StoreOrigin | None:
     """Where the store lies now; None for a kind without a path here.
 
     Raises:
@@ -33,7 +33,7 @@ def origin_of(definition: StoreRef) -> Origin | None:
         return None
     path = Path(definition.path)
     mount = mount_of(path)
-    return Origin(
+    return StoreOrigin(
         path=definition.path,
         mount=_text(mount.point),
         source=_text(mount.source),
@@ -67,7 +67,7 @@ def suspicion(opened: OpenSite, definition: StoreRef, image: ImageRecord) -> str
     found = doubts(image, before, definition.expect) if before is not None else []
     if image.origin is not None:
         try:
-            now = origin_of(definition)
+            now = origin_now(definition)
         except ClusterError as error:
             found.append(error.message)
         else:

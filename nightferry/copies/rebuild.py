@@ -15,18 +15,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nightferry.catalog.folder import FOLDER_MODE, FolderStorage, catalog_errors
+from nightferry.catalog.folder import FolderStorage, catalog_errors
 from nightferry.catalog.indexes import IndexFiles
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
 from nightferry.catalog.schema import ProvedRows, decode_copy
 from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.copies.beside import Beside, take_in
+from nightferry.copies.beside import Beside, add_records
 from nightferry.copies.described import record_in, require_side_files
 from nightferry.copies.encode import image_of
 from nightferry.copies.recover import recovered
-from nightferry.copies.side_files import beside
+from nightferry.copies.side_files import side_files_of
 from nightferry.destination.base import Destination, Found, Marked, Odd, SiteMark
 from nightferry.destination.ours import MARKER, parse_marker
 from nightferry.errors import (
@@ -45,13 +45,14 @@ from nightferry.model.claim_records import DriveLeaseRecord, LeaseRecord
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import parse_run
 from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, CopyState, ImageRecord, RunRecord
-from nightferry.model.site import Site, is_bucket
+from nightferry.model.site import SiteFile, is_bucket
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
 from nightferry.site.destinations import destination_of
 from nightferry.site.elsewhere import settle_elsewhere
 from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.owed import missing
+from nightferry.transfer.durable import FOLDER_MODE
 from nightferry.units import counted
 
 MOST_FOREIGN = 24
@@ -200,7 +201,7 @@ def rebuild(
         return done
 
 
-def _empty_place(site: Site, to: str, clock: Clock, stack: ExitStack) -> Storage:
+def _empty_place(site: SiteFile, to: str, clock: Clock, stack: ExitStack) -> Storage:
     if is_bucket(to):
         from nightferry.site.catalog_bucket import open_catalog_bucket
 
@@ -239,7 +240,9 @@ def _marker(destination: Destination, done: Rebuilt) -> SiteMark | None:
     return found
 
 
-def _require_same_site(catalog: Catalog, marker: SiteMark | None, site: Site, copy: str) -> SiteMark | None:
+def _require_same_site(
+    catalog: Catalog, marker: SiteMark | None, site: SiteFile, copy: str
+) -> SiteMark | None:
     """Whose marker and copy of the catalog are, with the name that it had last: that of the site file. None where
     neither says so.
 
@@ -297,7 +300,7 @@ def _whose(found: Iterable[Found], done: Rebuilt) -> SiteMark | None:
 
 
 def _recovered(
-    catalog: Catalog, destination: Destination, odd: Odd, done: Rebuilt, site: Site, cancel: Cancel
+    catalog: Catalog, destination: Destination, odd: Odd, done: Rebuilt, site: SiteFile, cancel: Cancel
 ) -> list[Found]:
     """The copy with a record made again, when that can be; else it is left out, and named."""
     why = odd.why
@@ -348,7 +351,7 @@ def _take_in_beside(
     readable.sort(key=lambda one: one.through)
     if isinstance(destination, Marked):
         readable = readable[-1:]
-    return sum(take_in(catalog, one, last) for one in readable)
+    return sum(add_records(catalog, one, last) for one in readable)
 
 
 def _newest_copy(
@@ -419,14 +422,14 @@ def _add(
     indexes: IndexFiles,
     done: Rebuilt,
     clock: Clock,
-    site: Site,
+    site: SiteFile,
     cancel: Cancel,
 ) -> None:
     """Takes a copy that was found into the catalog, with the index and chunk table beside it."""
     try:
         found = _with_record(destination, found, done, site, cancel)
         image = _image(catalog, found)
-        index, chunks = beside(destination, found.location, image, cancel)
+        index, chunks = side_files_of(destination, found.location, image, cancel)
         require_side_files(found, image, index, chunks)
         require_proved(index, "index", f"the index of {found.image}", cancel)
         copy = CopyRecord(
@@ -461,7 +464,9 @@ def _add(
         done.added.append(image.image)
 
 
-def _with_record(destination: Destination, found: Found, done: Rebuilt, site: Site, cancel: Cancel) -> Found:
+def _with_record(
+    destination: Destination, found: Found, done: Rebuilt, site: SiteFile, cancel: Cancel
+) -> Found:
     """The copy with its record; one that is cut off, or another image's, is made again as a missing one is. One that
     says what no record of ours says stays as it is, to be left out.
 
@@ -561,7 +566,7 @@ def _cartridges_elsewhere(catalog: Catalog, destination: Destination) -> set[str
     return named - here
 
 
-def _add_runs(catalog: Catalog, site: Site, destination: str) -> None:
+def _add_runs(catalog: Catalog, site: SiteFile, destination: str) -> None:
     """A record for every run that only its images tell of: its name must not be given to another one."""
     for name in dict.fromkeys(image.run for image in reversed(catalog.images())):
         if catalog.latest(RunRecord, name) is not None:

@@ -16,7 +16,7 @@ from nightferry.image.guard import require_proved
 from nightferry.image.index import Index
 from nightferry.image.reader import ImageReader
 from nightferry.model.records import ImageRecord, Outcomes
-from nightferry.model.site import Site
+from nightferry.model.site import SiteFile
 from nightferry.model.stores import Tolerate
 from nightferry.progress import Cancel
 from nightferry.staging.adoption import state_of
@@ -29,7 +29,7 @@ NOTE = "its record was made again from its header, its index and its chunk table
 
 
 def recovered(
-    destination: Destination, odd: Odd, known: ImageRecord | None, site: Site, cancel: Cancel
+    destination: Destination, odd: Odd, known: ImageRecord | None, site: SiteFile, cancel: Cancel
 ) -> Found:
     """The copy with a record: the one that is known of it, the one beside it, or one made again.
 
@@ -76,7 +76,9 @@ def _beside(destination: Destination, odd: Odd, digest: str) -> ImageRecord | No
     return record if (record.image, record.digest) == (odd.image, digest) else None
 
 
-def _made_again(destination: Destination, odd: Odd, index: Content, chunks: bytes, site: Site) -> ImageRecord:
+def _made_again(
+    destination: Destination, odd: Odd, index: Content, chunks: bytes, site: SiteFile
+) -> ImageRecord:
     location = odd.location or {}
     with ExitStack() as stack:
         reader: ByteReader = stack.enter_context(destination.open(location))

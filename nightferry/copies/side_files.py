@@ -78,7 +78,7 @@ def proven_chunks(opened: OpenSite, image: ImageRecord) -> bytes:
     return side_files(opened, image).chunks
 
 
-def beside(
+def side_files_of(
     destination: Destination, location: Mapping[str, Any], image: ImageRecord, cancel: Cancel
 ) -> tuple[Content, Content]:
     """Index and chunk table beside a copy; nothing longer than the image's own is read.
@@ -127,7 +127,7 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
                 yield STAGING, _staged(opened, image)
             else:
                 destination = destination_of(opened, place.source)
-                index, chunks = beside(destination, place.copy.location, image, opened.cancel)
+                index, chunks = side_files_of(destination, place.copy.location, image, opened.cancel)
                 yield place.source, SideFiles(index, whole(chunks))
         except NightferryError as error:
             yield place.source, error

@@ -126,7 +126,7 @@ class Turns:
         return True
 
 
-def archived(opened: OpenSite, copy: CopyRecord) -> Archived | None:
+def archived_at(opened: OpenSite, copy: CopyRecord) -> Archived | None:
     """Where a copy lies that must be recalled before it can be read; None for any other."""
     destination = destination_of(opened, copy.destination)
     return destination.archived(copy.location) if isinstance(destination, Recalls) else None
@@ -144,7 +144,7 @@ def recall(opened: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Ca
         Cancelled: a stop was asked for.
     """
     destination = destination_of(opened, copy.destination)
-    away = archived(opened, copy)
+    away = archived_at(opened, copy)
     if away is None or not isinstance(destination, Recalls):
         return
     if not away.asked:
@@ -180,7 +180,7 @@ def _wait(
     progress.say(waiting, subject=subject)
     pause_s = FIRST_LOOK_S
     try:
-        while archived(opened, copy) is not None:
+        while archived_at(opened, copy) is not None:
             left_s = away.wait_s - (opened.clock.monotonic() - begun)
             if left_s <= 0:
                 raise Unavailable(

@@ -45,7 +45,7 @@ from nightferry.site.opened import OpenSite
 from nightferry.site.throttles import throttle_of
 from nightferry.staging.images import back_group_of, files_of
 from nightferry.staging.owed import note_loss
-from nightferry.staging.ownership import confirm, watched
+from nightferry.staging.ownership import confirm, watching_disk
 from nightferry.staging.room import quarantine
 from nightferry.staging.staged import StagedDamage, StagedOutgoing, meta_of
 
@@ -67,13 +67,13 @@ def stream_image(
         NotOwner: the disk that it is read from is not this node's any more; no copy was made.
         Cancelled: between two chunks.
     """
-    copy = made_before(opened, image, destination, progress=progress, cancel=cancel)
+    copy = earlier_copy(opened, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
         return copy
     back_group = back_group_of(opened, image)
     with (
         working_on(opened, back_group=back_group, cancel=cancel) as narrower,
-        watched(opened, back_group, narrower) as owned,
+        watching_disk(opened, back_group, narrower) as owned,
     ):
         return _from_staging(opened, image, back_group, destination, progress=progress, cancel=owned)
 
@@ -141,7 +141,7 @@ def note_there(opened: OpenSite, destination: str) -> None:
         opened.catalog.append(AwayRecord(destination=destination, error="", at=opened.clock.now()))
 
 
-def made_before(
+def earlier_copy(
     opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
 ) -> CopyRecord | None:
     """The copy that an earlier try left at the destination, verified now if it was not; None without one.

@@ -11,7 +11,7 @@ from nightferry.copies.passes import in_passes
 from nightferry.copies.read_back import mark_damaged, verify_copy
 from nightferry.copies.side_files import proven_chunks
 from nightferry.copies.sources import Turns, open_image_from, recall, sources_of
-from nightferry.copies.stream import made_before, make_copy, stream_image
+from nightferry.copies.stream import earlier_copy, make_copy, stream_image
 from nightferry.errors import (
     BusyError,
     CatalogError,
@@ -33,7 +33,7 @@ from nightferry.site.marker import require_ours
 from nightferry.site.nodes import require_disk, working_on
 from nightferry.site.opened import OpenSite
 from nightferry.staging.images import back_group_of, is_staged
-from nightferry.staging.owed import is_here, is_lost, note_loss, policy_of
+from nightferry.staging.owed import disk_is_here, is_lost, note_loss, policy_of
 from nightferry.staging.room import free_room
 from nightferry.staging.scratch import scratch_file
 from nightferry.staging.staged import StagedDamage, StagedOutgoing
@@ -220,11 +220,11 @@ def remake_copy(
         if not _readable_elsewhere(opened, image):
             raise damage
         progress.say(f"{damage}: making it again from another copy")
-    there = made_before(opened, image, destination, progress=progress, cancel=cancel)
+    there = earlier_copy(opened, image, destination, progress=progress, cancel=cancel)
     if there is not None:
         return there
     require_disk(opened, back_group_of(opened, image), f"a copy of {image.image} by way of staging")
-    if damage is None and not opened.catalog.freed(image.image) and is_here(opened, image):
+    if damage is None and not opened.catalog.freed(image.image) and disk_is_here(opened, image):
         note_loss(opened, image, "it is no longer on staging")
     if is_lost(opened, image):
         raise IntegrityError(

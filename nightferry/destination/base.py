@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from nightferry.errors import MediumDamaged, NotInThisRelease
 from nightferry.model.findings import Finding
-from nightferry.model.records import CartridgeRecord, DriveRecord, Streamed
+from nightferry.model.records import CartridgeRecord, DriveRecord, StreamStatistics
 from nightferry.progress import Cancel, Progress
 from nightferry.transfer.base import ByteReader
 from nightferry.transfer.spool import Content
@@ -152,7 +152,7 @@ class Receipt:
     verified: bool = False
     """True only when the destination's own full checksum equals ours, or every byte was read back."""
     notes: tuple[str, ...] = field(default=())
-    streamed: Streamed | None = None
+    streamed: StreamStatistics | None = None
     """How it went through a tape drive."""
 
 

@@ -15,7 +15,14 @@ from nightferry.destination.durable import FreshFile
 from nightferry.destination.failure import os_errors
 from nightferry.errors import DestinationError, MediumDamaged, Unavailable
 from nightferry.transfer.below import LINK, folder_below, open_folder
-from nightferry.transfer.durable import FILE_MODE, create_file, remove_dead_drafts, sync_folder, write_all
+from nightferry.transfer.durable import (
+    FILE_MODE,
+    FOLDER_MODE,
+    create_file,
+    remove_dead_drafts,
+    sync_folder,
+    write_all,
+)
 from nightferry.transfer.regular import NO_FILE, open_regular, read_at
 
 Pieces = Iterable[bytes | memoryview]
@@ -24,7 +31,6 @@ ReadAt = Callable[[int, int], bytes]
 
 _UNREADABLE = frozenset({errno.EIO, errno.EILSEQ, errno.ENODATA})
 """What a disk answers for blocks that it cannot read."""
-FOLDER_MODE = 0o700
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import nightferry
-from nightferry.copies.origin import last_whole, new_line, origin_of
+from nightferry.copies.origin import last_whole, new_line, origin_now
 from nightferry.errors import ClockAhead, ClusterError, NightferryError, OtherSite
 from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
@@ -156,7 +156,7 @@ def _disks(opened: OpenSite) -> Iterator[Finding]:
         if moved:
             yield Finding("NF-STORE-004", "note", f"store {ref.name}: {moved}")
         before = last_whole(opened, ref)
-        now = origin_of(ref)
+        now = origin_now(ref)
         if before is None or before.origin is None or now is None:
             continue
         for difference in elsewhere(now, before.origin):
@@ -380,7 +380,7 @@ def _restore_roots(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def exit_code(findings: list[Finding]) -> int:
+def findings_exit_code(findings: list[Finding]) -> int:
     """2 when something fails, 3 when there are only warnings, else 0."""
     severities = {f.severity for f in findings}
     return 2 if "fail" in severities else 3 if "warn" in severities else 0

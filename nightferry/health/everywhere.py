@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 import nightferry
-from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.clock import CLOCKS_APART, SYSTEM_CLOCK, Clock
 from nightferry.errors import IntegrityError, NightferryError
 from nightferry.health.check import check
 from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.site.opened import OpenSite
-from nightferry.site.stamps import CLOCKS_APART
 from nightferry.units import format_duration
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NodeAnswer:
     """What came back from a node. ``asked`` and ``answered`` are by the asking node's clock."""
 
     node: str
@@ -102,7 +101,7 @@ def look_here(loaded: LoadedSite, clock: Clock = SYSTEM_CLOCK) -> Seen:
     )
 
 
-def compare(answers: list[Answer]) -> list[Finding]:
+def compare(answers: list[NodeAnswer]) -> list[Finding]:
     """All findings of all nodes, and where the nodes do not agree. Pure."""
     findings: list[Finding] = []
     there = [(a, a.seen) for a in answers if a.seen is not None]

@@ -216,6 +216,6 @@ def _of_store(
     return StoreStatus(group, store, colour, image, staged, copies, proved, reason)
 
 
-def exit_code(stores: list[StoreStatus]) -> int:
+def stores_exit_code(stores: list[StoreStatus]) -> int:
     """0 all green, 3 some amber, 30 some red."""
     return max((EXIT_CODES[s.colour] for s in stores), default=0)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.cluster.reader_agent import groups_here, working_on
+from nightferry.cluster.reader_agent import groups_here, registered_work
 from nightferry.errors import ConfigError, SourceError, StagingFull
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.units import MIB, format_size
@@ -97,7 +97,7 @@ def tune(
         Cancelled: stopped; nothing is left behind.
     """
     # Which group's disk it is nobody asks: whatever the cluster takes away from this node ends it.
-    with working_on(groups_here(), cancel or Cancel()) as stop:
+    with registered_work(groups_here(), cancel or Cancel()) as stop:
         return _tune(path, trial_bytes, progress, stop, clock)
 
 

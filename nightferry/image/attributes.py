@@ -20,8 +20,8 @@ from nightferry.image.pax import pax_record
 from nightferry.model.text import safe
 
 XATTR_PREFIX = b"SCHILY.xattr."
-ACL_ACCESS = b"SCHILY.acl.access"
-ACL_DEFAULT = b"SCHILY.acl.default"
+PAX_ACL_ACCESS = b"SCHILY.acl.access"
+PAX_ACL_DEFAULT = b"SCHILY.acl.default"
 
 _ACL_VERSION = 2
 _ACL_ENTRY = struct.Struct("<HHI")
@@ -51,9 +51,9 @@ class Attributes:
         """The ``SCHILY.*`` records of a tar member, ordered by keyword."""
         records = [(XATTR_PREFIX + encode_keyword(name), value) for name, value in self.xattrs]
         if self.acl_access:
-            records.append((ACL_ACCESS, self.acl_access))
+            records.append((PAX_ACL_ACCESS, self.acl_access))
         if self.acl_default:
-            records.append((ACL_DEFAULT, self.acl_default))
+            records.append((PAX_ACL_DEFAULT, self.acl_default))
         return sorted(records)
 
     def digest(self) -> bytes | None:

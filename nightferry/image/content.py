@@ -7,6 +7,7 @@ import stat
 
 from nightferry.image.tar import MAX_SEGMENTS, Segments
 from nightferry.transfer.files import data_extents
+from nightferry.transfer.regular import read_at
 
 
 def sparse_segments(fd: int, status: os.stat_result) -> Segments | None:
@@ -20,14 +21,6 @@ def sparse_segments(fd: int, status: os.stat_result) -> Segments | None:
         start = extents[MAX_SEGMENTS - 1][0]
         extents[MAX_SEGMENTS - 1 :] = [(start, status.st_size - start)]
     return tuple(extents)
-
-
-def read_at(fd: int, offset: int, length: int) -> bytes:
-    """Up to ``length`` bytes; fewer only where the file ends."""
-    data = os.pread(fd, length, offset)
-    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-        data += more
-    return data
 
 
 def read_whole(fd: int, announced: int, most: int) -> bytes:

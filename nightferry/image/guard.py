@@ -25,7 +25,7 @@ from nightferry.errors import ConfigError, IntegrityError
 from nightferry.progress import Cancel
 from nightferry.transfer.spool import Content, Spooled, in_a_file
 
-MEMORY_BYTES: Final = 224 << 20
+GUARD_MEMORY_BYTES: Final = 224 << 20
 """What reading a file may take beyond what the process has before."""
 CPU_S: Final = 4
 BYTES_PER_S: Final = 8 << 20
@@ -205,7 +205,7 @@ def _serve(asked: socket.socket) -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     before = _data_bytes()
-    resource.setrlimit(resource.RLIMIT_DATA, (before + MEMORY_BYTES, before + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (before + GUARD_MEMORY_BYTES, before + GUARD_MEMORY_BYTES))
     asked.sendall(json.dumps({"why": "", "last": False}).encode())
     while True:
         request, fds, _, _ = socket.recv_fds(asked, 1 << 16, 1)
@@ -221,7 +221,7 @@ def _serve(asked: socket.socket) -> None:
         except IntegrityError as error:
             why = str(error)[:1000]
         except MemoryError:
-            why = f"reading it takes more than {MEMORY_BYTES >> 20} MiB"
+            why = f"reading it takes more than {GUARD_MEMORY_BYTES >> 20} MiB"
         last = bool(why) or _data_bytes() > before + _GROWN_BYTES
         asked.sendall(json.dumps({"why": why, "last": last}).encode())
         if last:

@@ -16,27 +16,25 @@ import pyarrow.compute as pc
 
 from nightferry.errors import IntegrityError
 from nightferry.image.parquet import DAMAGED, first_value, open_parquet, read_columns
-from nightferry.image.tar import MemberType, Segments
+from nightferry.image.tar import MAX_SEGMENTS, MemberType, Segments
 from nightferry.transfer.spool import Content
 
 ROWS_PER_GROUP: Final = 8192
 MAX_ROWS_PER_GROUP: Final = 65_536
 MAX_GROUP_BYTES: Final = 1 << 30
-MAX_PATH_BYTES: Final = 1 << 20
-MAX_DEPTH: Final = 4096
+MAX_PATH_DEPTH: Final = 4096
 MAX_TEXT_BYTES: Final = 1 << 20
 """A path, a link's target, an owner's name, a note."""
-MAX_SEGMENTS: Final = 65_536
 _SLICE_BYTES: Final = 4 << 20
 """Columns of at most so much become rows at once: as Python's objects they take about eight times as much."""
 _TAKEN_ROWS: Final = 1024
 
 EntryType = Literal[MemberType, "socket"]
-Outcome = Literal["whole", "vanished", "changed", "unreadable"]
+FileOutcome = Literal["whole", "vanished", "changed", "unreadable"]
 _TYPES: Final = frozenset((*get_args(MemberType), "socket"))
-_OUTCOMES: Final = frozenset(get_args(Outcome))
+_OUTCOMES: Final = frozenset(get_args(FileOutcome))
 
-SCHEMA: Final = pa.schema(
+INDEX_SCHEMA: Final = pa.schema(
     [
         pa.field("path", pa.binary(), nullable=False),
         pa.field("type", pa.string(), nullable=False),
@@ -72,7 +70,7 @@ SCHEMA: Final = pa.schema(
 _LATER: Final = frozenset({"mtime_s", "ctime_s", "flags"})
 """Columns that indexes written before 0.2 do not have."""
 
-COLUMNS: Final = tuple(SCHEMA.names)
+COLUMNS: Final = tuple(INDEX_SCHEMA.names)
 NS: Final = 1_000_000_000
 
 
@@ -106,7 +104,7 @@ class IndexRow:
     payload_offset: int = 0
     payload_length: int = 0
     blake3: bytes | None = None
-    outcome: Outcome = "whole"
+    outcome: FileOutcome = "whole"
     deleted: bool = False
     fh_info: int | None = None
     node: int | None = None
@@ -264,13 +262,13 @@ class Index:
         except DAMAGED as error:
             raise _damaged(error) from error
         for name in self._lacks.intersection(columns):
-            field = SCHEMA.field(name)
+            field = INDEX_SCHEMA.field(name)
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         return table
 
     def _check_schema(self) -> None:
         found = self._file.schema_arrow
-        for field in SCHEMA:
+        for field in INDEX_SCHEMA:
             position = found.get_field_index(field.name)
             if position < 0 and field.name in _LATER:
                 self._lacks.add(field.name)
@@ -288,9 +286,11 @@ def _require_short(table: pa.Table) -> None:
     paths = table.column("path")
     if not (pc.min(pc.binary_length(paths)).as_py() or 0):
         raise IntegrityError("the index has a path of 0 bytes")
-    if pc.max(pc.count_substring(paths, b"/")).as_py() > MAX_DEPTH:
-        raise IntegrityError(f"the index has a path more than {MAX_DEPTH} deep, beyond the format's limits")
-    for field in SCHEMA:
+    if pc.max(pc.count_substring(paths, b"/")).as_py() > MAX_PATH_DEPTH:
+        raise IntegrityError(
+            f"the index has a path more than {MAX_PATH_DEPTH} deep, beyond the format's limits"
+        )
+    for field in INDEX_SCHEMA:
         column = table.column(field.name)
         most, unit = MAX_TEXT_BYTES, "bytes"
         if field.name == "sparse":
@@ -347,7 +347,7 @@ def rows_of(table: pa.Table) -> list[IndexRow]:
     except DAMAGED as error:
         raise _damaged(error) from error
     for name in COLUMNS:
-        if not SCHEMA.field(name).nullable and table.column(name).null_count:
+        if not INDEX_SCHEMA.field(name).nullable and table.column(name).null_count:
             raise IntegrityError(f"the index has nulls in column {name}")
     for name, known in (("type", _TYPES), ("outcome", _OUTCOMES)):
         unknown = sorted(set(columns[name]) - known)

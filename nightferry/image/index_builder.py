@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nightferry.errors import DestinationError, IntegrityError, StagingFull
-from nightferry.image.index import FIELDS, MAX_ROWS_PER_GROUP, NS, ROWS_PER_GROUP, SCHEMA, IndexRow
+from nightferry.image.index import FIELDS, INDEX_SCHEMA, MAX_ROWS_PER_GROUP, NS, ROWS_PER_GROUP, IndexRow
 from nightferry.transfer.files import NO_SPACE
 
 SPILL_ROWS: Final = 65_536
@@ -109,14 +109,14 @@ class IndexBuilder:
         columns["flags"] = [flags or None for flags in columns["flags"]]
         self._pending = []
         self._path_bytes = 0
-        arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        arrays = [pa.array(columns[field.name], field.type) for field in INDEX_SCHEMA]
+        return pa.RecordBatch.from_arrays(arrays, schema=INDEX_SCHEMA)
 
     def _spill_batch(self) -> None:
         try:
             if self._spill_writer is None:
                 self._spill = tempfile.TemporaryFile(dir=self._spill_directory)  # noqa: SIM115 - closed by close()
-                self._spill_writer = pa.ipc.new_stream(self._spill, SCHEMA, options=_WRITE)
+                self._spill_writer = pa.ipc.new_stream(self._spill, INDEX_SCHEMA, options=_WRITE)
             self._spill_writer.write_batch(self._batch())
         except OSError as error:
             # An OSError out of the image is the source's; this one is ours, and rows are lost with it.
@@ -145,7 +145,7 @@ class IndexBuilder:
         previous: bytes | None = None
         with pq.ParquetWriter(
             buffer,
-            SCHEMA,
+            INDEX_SCHEMA,
             compression="zstd",
             compression_level=1,
             use_dictionary=_DICTIONARY,

@@ -16,7 +16,7 @@ from nightferry.image.index import Index
 from nightferry.image.parquet import DAMAGED, MAX_FOOTER_BYTES, footer_bytes, open_parquet
 from nightferry.transfer.spool import Content
 
-MAX_ROW_GROUPS: Final = 8192
+MAX_FOREIGN_ROW_GROUPS: Final = 8192
 MAX_DECODED_BYTES: Final = 64 << 20
 """Of one row group of an index. Of a whole file too, of which each byte may give ``INDEX_PER_BYTE`` or
 ``EVENTS_PER_BYTE`` more."""
@@ -39,7 +39,7 @@ def prove_index(data: Content) -> None:
     """
     _require_short_footer(data)
     index = Index(data)
-    _require(index.row_groups <= MAX_ROW_GROUPS, f"{index.row_groups} row groups")
+    _require(index.row_groups <= MAX_FOREIGN_ROW_GROUPS, f"{index.row_groups} row groups")
     _require(len(index) <= ROWS + len(data) // ROW_BYTES, f"{len(index)} rows in {len(data)} bytes")
     stored = decoded = 0
     last = b""
@@ -63,7 +63,7 @@ def prove_events(data: Content) -> None:
     _require_short_footer(data)
     try:
         file = open_parquet(data)
-        _require(file.num_row_groups <= MAX_ROW_GROUPS, f"{file.num_row_groups} row groups")
+        _require(file.num_row_groups <= MAX_FOREIGN_ROW_GROUPS, f"{file.num_row_groups} row groups")
         rows, size = file.metadata.num_rows, len(data)
         _require(rows <= ROWS + size // EVENT_BYTES, f"{rows} rows in {size} bytes")
         seen = decoded = 0

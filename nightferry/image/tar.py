@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 from nightferry.errors import IntegrityError
 from nightferry.image.attributes import (
-    ACL_ACCESS,
-    ACL_DEFAULT,
     NO_ATTRIBUTES,
+    PAX_ACL_ACCESS,
+    PAX_ACL_DEFAULT,
     XATTR_PREFIX,
     Attributes,
     decode_keyword,
@@ -23,7 +23,7 @@ from nightferry.image.attributes import (
 from nightferry.image.pax import format_time, parse_decimal, parse_records, parse_time, pax_record
 
 BLOCK: Final = 512
-ALIGNMENT: Final = 4096
+PAYLOAD_ALIGNMENT: Final = 4096
 """Payloads of ``ALIGN_FROM`` bytes and more begin at a multiple of this."""
 ALIGN_FROM: Final = 1 << 20
 MAX_EXTENDED_HEADER: Final = 16 << 20
@@ -100,7 +100,7 @@ def padding(length: int) -> int:
     return -length % BLOCK
 
 
-def format_size(size: int) -> bytes:
+def size_field(size: int) -> bytes:
     """The fixed-width digits that a stream's header reserves."""
     return b"%0*d" % (STREAM_SIZE_DIGITS, size)
 
@@ -148,7 +148,7 @@ def encode_header(member: Member, position: int, *, stream: bool = False) -> byt
 
     Returns:
         A multiple of 512 bytes. With a payload of ``ALIGN_FROM`` bytes or a stream, ``position`` plus their
-        number is a multiple of ``ALIGNMENT``.
+        number is a multiple of ``PAYLOAD_ALIGNMENT``.
 
     Raises:
         HeaderTooLarge: the extended header would be larger than ``MAX_EXTENDED_HEADER``.
@@ -158,7 +158,7 @@ def encode_header(member: Member, position: int, *, stream: bool = False) -> byt
     stored = len(sparse) + member.payload_bytes
     records = []
     if stream:
-        records.append(pax_record(b"size", format_size(0)))
+        records.append(pax_record(b"size", size_field(0)))
     elif stored > _OCTAL_11:
         records.append(pax_record(b"size", b"%d" % stored))
     if member.segments is None:
@@ -203,12 +203,12 @@ def encode_header(member: Member, position: int, *, stream: bool = False) -> byt
 
 
 def _placed(extended: bytes, comment: bytes, fixed: int) -> bytes:
-    """Adds a ``comment`` record so that ``fixed`` plus the padded whole is a multiple of ``ALIGNMENT``."""
+    """Adds a ``comment`` record so that ``fixed`` plus the padded whole is a multiple of ``PAYLOAD_ALIGNMENT``."""
     blocks = len(extended) + padding(len(extended))
-    if not comment and (fixed + blocks) % ALIGNMENT == 0:
+    if not comment and (fixed + blocks) % PAYLOAD_ALIGNMENT == 0:
         return extended
     target = len(extended) + len(pax_record(b"comment", comment))
-    target += -(fixed + target) % ALIGNMENT
+    target += -(fixed + target) % PAYLOAD_ALIGNMENT
     room = target - len(extended)
     return extended + b"%d comment=%s\n" % (room, comment.ljust(room - len(b"%d comment=\n" % room)))
 
@@ -300,7 +300,9 @@ def _build(block: bytes, records: dict[bytes, bytes], offset: int) -> tuple[Memb
         for keyword, value in records.items()
         if keyword.startswith(XATTR_PREFIX)
     )
-    attributes = Attributes(tuple(xattrs), records.get(ACL_ACCESS, b""), records.get(ACL_DEFAULT, b""))
+    attributes = Attributes(
+        tuple(xattrs), records.get(PAX_ACL_ACCESS, b""), records.get(PAX_ACL_DEFAULT, b"")
+    )
     member = Member(
         path=path.removesuffix(b"/"),
         type=kind,

@@ -16,9 +16,9 @@ from blake3 import blake3
 
 from nightferry.errors import NightferryError, SourceError
 from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
-from nightferry.image.content import read_at, read_whole, sparse_segments, unchanged, version
+from nightferry.image.content import read_whole, sparse_segments, unchanged, version
 from nightferry.image.format import HEADER_PATH, INDEX_COMMENT, INDEX_PATH, ImageEnd, ImageHeader
-from nightferry.image.index import EntryType, IndexRow, Outcome
+from nightferry.image.index import EntryType, FileOutcome, IndexRow
 from nightferry.image.index_builder import IndexBuilder
 from nightferry.image.tar import (
     ALIGN_FROM,
@@ -27,13 +27,14 @@ from nightferry.image.tar import (
     Member,
     Segments,
     encode_header,
-    format_size,
     padding,
+    size_field,
 )
 from nightferry.model.records import Outcomes
 from nightferry.model.text import safe
 from nightferry.transfer.base import ByteSink
 from nightferry.transfer.digest import image_digest
+from nightferry.transfer.regular import read_at
 from nightferry.units import counted
 
 _SLICE: Final = 128 << 20
@@ -322,7 +323,7 @@ class ImageWriter:
             self._sink.rewind(start)
             raise
         self._sink.write(bytes(padding(size)))
-        self._sink.patch(start + STREAM_SIZE_AT, format_size(size))
+        self._sink.patch(start + STREAM_SIZE_AT, size_field(size))
         self._payload_bytes += size
         return self._keep(
             IndexRow(
@@ -336,7 +337,7 @@ class ImageWriter:
     def add_absent(
         self,
         path: bytes,
-        outcome: Outcome,
+        outcome: FileOutcome,
         note: str,
         status: os.stat_result | None = None,
         *,
@@ -474,7 +475,7 @@ class ImageWriter:
             if tick is not None:
                 tick(self._payload_bytes + size)
         self._sink.write(bytes(padding(size)))
-        self._sink.patch(start + STREAM_SIZE_AT, format_size(size))
+        self._sink.patch(start + STREAM_SIZE_AT, size_field(size))
         came: _Came = "longer" if size < most else "endless"
         return replace(member, size=size), header, hasher.digest(), came
 

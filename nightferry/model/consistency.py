@@ -10,24 +10,24 @@ from zoneinfo import ZoneInfo
 
 from nightferry.errors import ConfigError
 from nightferry.model.destinations import (
-    Destination,
+    DestinationSettings,
     FsspecSettings,
     Recall,
     S3Access,
     S3Settings,
     TapeSettings,
-    VirtualLibrary,
+    VirtualLibrarySettings,
 )
 from nightferry.model.names import choose, parse_resource_group
 from nightferry.model.nodes import LocalClusterSettings
-from nightferry.model.site import Site, is_bucket
+from nightferry.model.site import SiteFile, is_bucket
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.model.toml_lines import Path as KeyPath
 
 Problem = tuple[KeyPath, str]
 
 
-def problems(site: Site) -> Iterator[Problem]:
+def problems(site: SiteFile) -> Iterator[Problem]:
     """Everything that does not fit together: the key's place in the file, and what is wrong."""
     yield from _present(site)
     yield from _site(site)
@@ -39,14 +39,14 @@ def problems(site: Site) -> Iterator[Problem]:
     yield from _destinations(site)
 
 
-def _present(site: Site) -> Iterator[Problem]:
+def _present(site: SiteFile) -> Iterator[Problem]:
     if not site.groups:
         yield ("groups",), "is empty; list at least one storage group"
     if not site.back_groups:
         yield ("back_groups",), "is empty; list them, or leave it out and give [staging] a path"
 
 
-def _site(site: Site) -> Iterator[Problem]:
+def _site(site: SiteFile) -> Iterator[Problem]:
     try:
         ZoneInfo(site.site.timezone)
     except (KeyError, ValueError, OSError):
@@ -71,7 +71,7 @@ def _site(site: Site) -> Iterator[Problem]:
         yield ("site", "catalog"), f"not an absolute path: {catalog!r}"
 
 
-def _unique(site: Site) -> Iterator[Problem]:
+def _unique(site: SiteFile) -> Iterator[Problem]:
     yield from _twice(("back_groups",), [b.name for b in site.back_groups])
     yield from _twice(("groups",), [g.name for g in site.groups])
     yield from _twice(("destinations",), [d.name for d in site.destinations])
@@ -87,7 +87,7 @@ def _twice(path: KeyPath, names: list[str]) -> Iterator[Problem]:
             yield (*path, position, "name"), f"the name {name!r} is used twice"
 
 
-def _nodes(site: Site) -> Iterator[Problem]:
+def _nodes(site: SiteFile) -> Iterator[Problem]:
     try:
         nodes = site.nodes
     except ConfigError as error:
@@ -101,7 +101,7 @@ def _nodes(site: Site) -> Iterator[Problem]:
             yield ("cluster", "nodes"), f"no {role} node; a night needs an active and a passive one"
 
 
-def _back_groups(site: Site) -> Iterator[Problem]:
+def _back_groups(site: SiteFile) -> Iterator[Problem]:
     try:
         passive = [node.name for node in site.passive_nodes]
     except ConfigError:
@@ -116,7 +116,7 @@ def _back_groups(site: Site) -> Iterator[Problem]:
             yield ("groups", position, "mail_group"), f"{group.mail_group!r} names a BACK group"
 
 
-def _groups(site: Site) -> Iterator[Problem]:
+def _groups(site: SiteFile) -> Iterator[Problem]:
     back_groups = [b.name for b in site.back_groups]
     destinations = [d.name for d in site.destinations]
     servers = [s.name for s in site.ndmp_servers]
@@ -142,7 +142,7 @@ def _groups(site: Site) -> Iterator[Problem]:
                 yield (*here, "stores", index, "server"), _missing(store.server, servers, "NDMP server")
 
 
-def _places(site: Site) -> Iterator[Problem]:
+def _places(site: SiteFile) -> Iterator[Problem]:
     disks = [(b.name, b.path) for b in site.back_groups]
     for position, (name, path) in enumerate(disks):
         for other, other_path in disks[:position]:
@@ -162,7 +162,7 @@ def _places(site: Site) -> Iterator[Problem]:
                 yield place, f"{store_path} and the disk of {name} ({path}) overlap"
 
 
-def _destinations(site: Site) -> Iterator[Problem]:
+def _destinations(site: SiteFile) -> Iterator[Problem]:
     taken: dict[str, str] = {}
     for position, destination in enumerate(site.destinations):
         key, place = _place(destination)
@@ -192,11 +192,11 @@ def _destinations(site: Site) -> Iterator[Problem]:
             )
 
 
-def _place(destination: Destination) -> tuple[KeyPath, str]:
+def _place(destination: DestinationSettings) -> tuple[KeyPath, str]:
     """The key that says where a destination's copies lie, and the place: a folder's path, or what tells it
     from others."""
     match destination:
-        case TapeSettings(library=VirtualLibrary() as library):
+        case TapeSettings(library=VirtualLibrarySettings() as library):
             return ("library", "path"), str(library.path)
         case TapeSettings():
             return ("library",), destination.library.model_dump_json()
@@ -206,7 +206,7 @@ def _place(destination: Destination) -> tuple[KeyPath, str]:
             return ("url",), os.path.normpath(destination.url.removeprefix("file://"))
 
 
-def _store_paths(site: Site) -> Iterator[tuple[KeyPath, Path]]:
+def _store_paths(site: SiteFile) -> Iterator[tuple[KeyPath, Path]]:
     for position, group in enumerate(site.groups):
         for index, store in enumerate(group.stores):
             if isinstance(store, FilesStore | SqliteStore):

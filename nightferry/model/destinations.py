@@ -12,16 +12,16 @@ from nightferry.model.fields import (
     AbsolutePath,
     Bandwidth,
     Deadline,
+    DriverOptions,
     Duration,
-    Options,
     SafeName,
     SecretRef,
     Section,
     Share,
     Size,
+    StringList,
     TimeOfDay,
     Url,
-    Words,
 )
 from nightferry.units import GIB, KIB, MIB, TIB
 
@@ -31,18 +31,18 @@ _ZSTD_DEFAULT_LEVEL = 3  # what the zstd program does without a level
 ARCHIVE_CLASSES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 """Storage classes whose objects cannot be read where they are; ``GLACIER_IR`` is none."""
 
-Count = Annotated[int, Field(strict=True, ge=0)]
-Streams = Annotated[int, Field(strict=True, ge=1, le=64)]
+ExactCount = Annotated[int, Field(strict=True, ge=0)]
+StreamCount = Annotated[int, Field(strict=True, ge=1, le=64)]
 
 
 class Retention(Section):
     """How many images of a store stay. All zero: nothing ever expires."""
 
-    keep_last: Count = 0
-    keep_daily: Count = 0
-    keep_weekly: Count = 0
-    keep_monthly: Count = 0
-    keep_yearly: Count = 0
+    keep_last: ExactCount = 0
+    keep_daily: ExactCount = 0
+    keep_weekly: ExactCount = 0
+    keep_monthly: ExactCount = 0
+    keep_yearly: ExactCount = 0
 
     @property
     def _numbers(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class Encode(Section):
     """How a copy is compressed and encrypted on the passive node."""
 
     compress: Annotated[str, AfterValidator(_compression)] = ""
-    encrypt_to: Words = ()
+    encrypt_to: StringList = ()
 
     @property
     def level(self) -> int | None:
@@ -106,20 +106,20 @@ class Recall(Section):
     """Seconds a restore waits for it; bulk recalls from deep archives take two days."""
 
 
-class Pool(Section):
+class PoolSettings(Section):
     """Cartridges for one use."""
 
     name: SafeName = "default"
-    barcodes: Words = ("*",)
+    barcodes: StringList = ("*",)
     """Shell patterns; a cartridge belongs to the pool when one matches its barcode."""
     autolabel: Literal["blank", "never"] = "blank"
     wait_for_media: Duration = 8 * 3600.0
     """Seconds to wait, shown, for a scratch cartridge, or for one that is to be read and is elsewhere."""
-    cleaning: Words = ("CLN*",)
+    cleaning: StringList = ("CLN*",)
     """Shell patterns of the barcodes of cleaning cartridges."""
 
 
-class VirtualLibrary(Section):
+class VirtualLibrarySettings(Section):
     """A tape library made of folders."""
 
     kind: Literal["virtual"]
@@ -143,7 +143,7 @@ class _RealLibrary(Section):
     """What the drives surely still take after early warning."""
 
 
-class ScsiLibrary(_RealLibrary):
+class ScsiLibrarySettings(_RealLibrary):
     """A library behind the kernel's own SCSI devices."""
 
     kind: Literal["scsi"]
@@ -152,7 +152,7 @@ class ScsiLibrary(_RealLibrary):
     """``/dev/nst*`` (the kernel's tape driver) or ``/dev/sg*`` (its generic one)."""
 
 
-class IscsiLibrary(_RealLibrary):
+class IscsiLibrarySettings(_RealLibrary):
     """A library behind iSCSI."""
 
     kind: Literal["iscsi"]
@@ -167,13 +167,13 @@ class IscsiLibrary(_RealLibrary):
     """Serial numbers of the drives to use, in the order they are numbered; none: all that the target has."""
 
     @model_validator(mode="after")
-    def _credentials_go_together(self) -> IscsiLibrary:
+    def _credentials_go_together(self) -> IscsiLibrarySettings:
         if bool(self.user) != (self.password is not None):
             raise ValueError("user and password go together")
         return self
 
 
-class NdmpLibrary(Section):
+class NdmpLibrarySettings(Section):
     """A library behind a NAS that speaks NDMP."""
 
     kind: Literal["ndmp"]
@@ -182,8 +182,8 @@ class NdmpLibrary(Section):
     drives: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-Library = Annotated[
-    VirtualLibrary | ScsiLibrary | IscsiLibrary | NdmpLibrary,
+LibrarySettings = Annotated[
+    VirtualLibrarySettings | ScsiLibrarySettings | IscsiLibrarySettings | NdmpLibrarySettings,
     Field(discriminator="kind"),
 ]
 
@@ -207,7 +207,7 @@ class ExpiryKeys(Section):
 class _DestinationBase(Section):
     name: SafeName
     description: str = ""
-    streams: Streams | None = None
+    streams: StreamCount | None = None
     """Images written at once; None: a tape library's drives, four elsewhere."""
     bandwidth: Bandwidth = ()
     deadline: Deadline | None = None
@@ -232,8 +232,8 @@ class TapeSettings(_DestinationBase):
     """A tape library."""
 
     kind: Literal["tape"]
-    library: Library
-    pool: Pool = Pool()
+    library: LibrarySettings
+    pool: PoolSettings = PoolSettings()
     buffer_bytes: Annotated[Size, Field(ge=2 * MIB, le=4 * GIB)] = 32 * MIB
     """Of each drive: what is read ahead of it, so that it streams."""
 
@@ -287,7 +287,7 @@ class FsspecSettings(_DestinationBase):
 
     kind: Literal["fsspec"]
     url: Annotated[Url, AfterValidator(_fsspec_url)]
-    options: Options = Field(default_factory=dict)
+    options: DriverOptions = Field(default_factory=dict)
     """Given to the fsspec file system; secrets among them are references."""
 
     @property
@@ -295,7 +295,7 @@ class FsspecSettings(_DestinationBase):
         return self.url.partition("://")[0]
 
 
-Destination = Annotated[
+DestinationSettings = Annotated[
     TapeSettings | S3Settings | FsspecSettings,
     Field(discriminator="kind"),
 ]

@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails
 
 from nightferry.errors import ConfigError
 from nightferry.model.consistency import problems
-from nightferry.model.site import Site
+from nightferry.model.site import SiteFile
 from nightferry.model.toml_lines import Path as KeyPath
 from nightferry.model.toml_lines import TomlLines
 
@@ -34,13 +34,13 @@ SYSTEM_SITE = Path("/etc/nightferry/nightferry.toml")
 SEARCHED = (Path("nightferry.toml"), SYSTEM_SITE)
 MOST_SHOWN = 20
 """Errors that are explained; of the others only the number is."""
-LONGEST = 500
+LONGEST_QUOTE = 500
 """Characters of a key or of what is wrong with it."""
 _WORD = re.compile(r"\w+")
 
 
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 32
+MAX_SITE_BYTES = 1 << 20
+MAX_NESTING = 32
 """Arrays and inline tables within each other; parts of a dotted key."""
 MAX_WORD = 1000
 """Characters of a number, or of a key without quotes."""
@@ -60,7 +60,7 @@ _TOKEN = re.compile(
 class LoadedSite:
     """A site together with the text it was read from. ``digest`` is the text's SHA-256, lower-case hex."""
 
-    site: Site
+    site: SiteFile
     path: Path
     text: str
     digest: str
@@ -103,7 +103,7 @@ def site_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def parse_site(text: str, source: str = "the site file") -> Site:
+def parse_site(text: str, source: str = "the site file") -> SiteFile:
     """The text of a site file → a complete, consistent Site.
 
     Args:
@@ -123,7 +123,7 @@ def parse_site(text: str, source: str = "the site file") -> Site:
         raise ConfigError(f"{source} is not TOML: {_decode_place(error)}", subject=source) from None
     _complete(raw)
     try:
-        site = Site.model_validate(raw)
+        site = SiteFile.model_validate(raw)
     except ValidationError as error:
         # The input may hold a secret that should have been a reference: pydantic's error is not kept.
         details = error.errors(include_url=False)
@@ -190,7 +190,7 @@ def _refuse(
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 1]}…"
 
 
 def _shown(path: KeyPath, raw: dict[str, Any]) -> str:
@@ -280,15 +280,15 @@ def read_trusted(path: Path, what: str = "the site file") -> str:
                 raise ConfigError(f"{what} {path} is not a regular file", subject=str(path))
             _refuse_writable(status, real, what)
             _refuse_writable(real.parent.stat(), real.parent, f"{what}'s folder")
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_SITE_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"cannot read {what} {path}: {error.strerror}",
             hint="name another with --site, or write one with `nightferry init`",
             subject=str(path),
         ) from error
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{what} {path} is larger than {MAX_BYTES >> 20} MiB", subject=str(path))
+    if len(data) > MAX_SITE_BYTES:
+        raise ConfigError(f"{what} {path} is larger than {MAX_SITE_BYTES >> 20} MiB", subject=str(path))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -328,8 +328,8 @@ def _is_private_group(gid: int, caller: int) -> bool:
 def out_of_bounds(text: str) -> str:
     """What in a TOML text is beyond the bounds, with its line; empty when nothing is. The text need not be TOML."""
     # Each character takes a byte or more.
-    if len(text) > MAX_BYTES:
-        return f"it is larger than {MAX_BYTES >> 20} MiB"
+    if len(text) > MAX_SITE_BYTES:
+        return f"it is larger than {MAX_SITE_BYTES >> 20} MiB"
     return next(_beyond(text), "")
 
 
@@ -353,8 +353,8 @@ def _beyond(text: str) -> Iterator[str]:
             values += parts
             if len(token.strip()) > MAX_WORD:
                 yield f"line {line}: a number, or a key without quotes, of more than {MAX_WORD:,} characters"
-        if depth > MAX_DEPTH or dots >= MAX_DEPTH:
-            yield f"line {line}: it is nested more than {MAX_DEPTH} deep"
+        if depth > MAX_NESTING or dots >= MAX_NESTING:
+            yield f"line {line}: it is nested more than {MAX_NESTING} deep"
         if values > MAX_VALUES:
             yield f"line {line}: there are more than {MAX_VALUES:,} keys and values"
         line += token.count("\n")

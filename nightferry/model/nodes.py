@@ -15,7 +15,7 @@ from nightferry.model.names import Role, parse_node
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 
 
-def fill(text: str, values: Mapping[str, str]) -> str:
+def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
     """Puts values into a template's placeholders, once; other braces stay as they are."""
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
 
@@ -70,7 +70,7 @@ class Reading(Section):
             raise ValueError("say where to read: either regex or json")
         if self.regex is not None:
             try:
-                groups = re.compile(fill(self.regex, {"group": "g", "node": "n"})).groups
+                groups = re.compile(fill_placeholders(self.regex, {"group": "g", "node": "n"})).groups
             except re.error as error:
                 raise ValueError(f"not a regular expression: {self.regex!r}: {error}") from None
             if groups != 1:

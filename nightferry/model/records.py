@@ -83,7 +83,7 @@ class Outcomes(BaseModel):
     unlisted: Count = 0
 
 
-class Origin(BaseModel):
+class StoreOrigin(BaseModel):
     """Where a store lay when its image was made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -138,7 +138,7 @@ class ImageRecord(Record):
     cpu_s: float = 0.0
     cpu_system_s: float = 0.0
     notes: tuple[str, ...] = ()
-    origin: Origin | None = None
+    origin: StoreOrigin | None = None
     """None: of a release that did not record it."""
     suspect: str = ""
     """Why it can hardly be what the store should be; empty: nothing speaks against it."""
@@ -242,7 +242,7 @@ class ApprovalRecord(Record):
         return f"{self.run}/{self.seal_digest[:16]}/{'+'.join(self.stores)}"
 
 
-class Streamed(BaseModel):
+class StreamStatistics(BaseModel):
     """How a copy went through its drive. ``seconds``: from its first record to the last acknowledgement, without
     changes of cartridges; ``waits``: how often the drive had nothing to write before the end, ``repositions``: those
     waits that a drive's own buffer does not bridge."""
@@ -277,7 +277,7 @@ class CopyRecord(Record):
     note: str = ""
     hint: str = ""
     """What to do about the note, where it is an error's."""
-    streamed: Streamed | None = None
+    streamed: StreamStatistics | None = None
     """Of a copy on tape that this process wrote."""
 
     @property

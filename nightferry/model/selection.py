@@ -33,7 +33,7 @@ def rule(group: Group) -> Rule:
     return "all" if group.postgres is not None and group.postgres.databases == "all" else "list"
 
 
-def current(group: Group) -> tuple[str, ...]:
+def listed_stores(group: Group) -> tuple[str, ...]:
     """The stores that the site file lists now, in its order."""
     return tuple(store.name for store in group.stores)
 

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from nightferry.errors import ConfigError, NotInThisRelease
 from nightferry.model.destinations import (
-    Destination,
-    NdmpLibrary,
+    DestinationSettings,
+    NdmpLibrarySettings,
     Retention,
     S3Access,
     S3Settings,
@@ -31,8 +31,8 @@ from nightferry.model.fields import (
     SecretRef,
     Section,
     Size,
+    StringList,
     Verify,
-    Words,
     keep_free_bytes,
     verify_share,
 )
@@ -121,14 +121,14 @@ class NdmpServer(Section):
     """``[[ndmp_servers]]``: a NAS."""
 
     name: SafeName
-    address: Words
+    address: StringList
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] = 10000
     user: str = ""
     password: SecretRef | None = None
     profile: Literal["generic", "ontap", "isilon", "fluidfs"] = "generic"
 
 
-class Site(Section):
+class SiteFile(Section):
     """One site file. Every name that one section gives another exists."""
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -138,7 +138,7 @@ class Site(Section):
     staging: StagingSettings = StagingSettings()
     back_groups: tuple[BackGroup, ...]
     groups: tuple[Group, ...]
-    destinations: tuple[Destination, ...] = ()
+    destinations: tuple[DestinationSettings, ...] = ()
     ndmp_servers: tuple[NdmpServer, ...] = ()
     hooks: tuple[Hook, ...] = ()
     retention: SiteRetention = SiteRetention()
@@ -214,7 +214,7 @@ class Site(Section):
         name = self.back_group(back_group).name
         return tuple(sorted((g for g in self.groups if g.back_group == name), key=lambda g: g.start))
 
-    def destination(self, name: str) -> Destination:
+    def destination(self, name: str) -> DestinationSettings:
         """Raises:
         ConfigError: there is no such destination.
         """
@@ -292,7 +292,7 @@ def _named(things: tuple[_N, ...], name: str, what: str) -> _N:
     raise choose(name, [thing.name for thing in things], what)
 
 
-def _undelivered(site: Site) -> list[str]:
+def _undelivered(site: SiteFile) -> list[str]:
     found: list[str] = []
     for group in site.groups:
         if group.postgres is not None:
@@ -302,7 +302,7 @@ def _undelivered(site: Site) -> list[str]:
                 found.append(f"groups[{group.name}].stores[{store.name}].kind: {store.kind} stores")
     for destination in site.destinations:
         place = f"destinations[{destination.name}]"
-        if isinstance(destination, TapeSettings) and isinstance(destination.library, NdmpLibrary):
+        if isinstance(destination, TapeSettings) and isinstance(destination.library, NdmpLibrarySettings):
             found.append(f"{place}.library.kind: {destination.library.kind} libraries")
         if destination.encode is not None and destination.encode.encrypt_to:
             found.append(f"{place}.encode.encrypt_to: encrypted copies")

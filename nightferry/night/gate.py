@@ -128,7 +128,7 @@ def _line(image: ImageRecord) -> SealedStore:
     )
 
 
-def look(opened: OpenSite, run: RunRecord) -> GateView:
+def evaluate(opened: OpenSite, run: RunRecord) -> GateView:
     """What the gate says now. Changes nothing.
 
     Seal, approvals and owner token must stand on the disk *and* in the catalog; what only one of them knows
@@ -201,15 +201,15 @@ def newer_behind_gate(opened: OpenSite, run: RunRecord) -> GateView | None:
     """
     for newer in takewhile(lambda other: other.run != run.run, opened.catalog.runs(run.back_group)):
         if newer.state != "ended":
-            view = look(opened, newer)
+            view = evaluate(opened, newer)
             if view.state != "open":
                 return view
     return None
 
 
 def look_past(opened: OpenSite, run: RunRecord) -> GateView:
-    """As ``look``, and closed while a newer run of the BACK group is behind its own gate."""
-    view = look(opened, run)
+    """As ``evaluate``, and closed while a newer run of the BACK group is behind its own gate."""
+    view = evaluate(opened, run)
     newer = newer_behind_gate(opened, run)
     return view if newer is None else replace(view, state="closed", missing=(), reason=_behind(newer))
 
@@ -242,7 +242,7 @@ def require_open(opened: OpenSite, run: RunRecord) -> GateView:
     """
     require_here(opened, opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
     require_newest(opened, run)
-    view = look(opened, run)
+    view = evaluate(opened, run)
     if view.state == "open":
         return view
     set_state(opened, run, state="held")
@@ -268,7 +268,7 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
     require_disk(opened, run.back_group, f"an approval for {run.back_group}")
     require_newest(opened, run)
     require_plausible_clock(opened, "no approval without a reason")
-    view = look(opened, run)
+    view = evaluate(opened, run)
     if view.seal is None:
         raise ConfigError(
             f"run {run.run} has no seal to approve", hint="stage one must end first; see `nightferry runs`"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from nightferry.cluster.reader_agent import program_on, working_on
+from nightferry.cluster.reader_agent import program_on, registered_work
 from nightferry.cluster.run import Finished, run_program
 from nightferry.errors import Cancelled, GroupStopping, HookFailed, NightferryError
 from nightferry.model.hooks import Hook, HookStage, HookWhen
@@ -23,12 +23,12 @@ from nightferry.units import format_size
 
 log = logging.getLogger(__name__)
 
-MOST_OUTPUT_BYTES = 256 << 10
+MOST_HOOK_OUTPUT_BYTES = 256 << 10
 """What is kept of each of a failed hook's outputs: its end."""
 
 
 @dataclass(slots=True)
-class Stage:
+class HookedStage:
     """A stage with hooks around it, while it runs."""
 
     result: Literal["whole", "partial", "failed"] = "whole"
@@ -45,7 +45,7 @@ def hooked(
     node: str,
     progress: Progress,
     cancel: Cancel,
-) -> Iterator[Stage]:
+) -> Iterator[HookedStage]:
     """Runs the site's hooks around the block.
 
     ``before`` hooks run one after the other, in the order of the site file, and the first that fails keeps the
@@ -75,7 +75,7 @@ def hooked(
         "NIGHTFERRY_NODE": node,
         "NIGHTFERRY_PATH": str(opened.site.back_group(back_group).path),
     }
-    state = Stage()
+    state = HookedStage()
     try:
         for hook in _of(hooks, "before"):
             _run(opened, hook, told | {"NIGHTFERRY_WHEN": "before"}, progress, cancel)
@@ -118,14 +118,14 @@ def _run(opened: OpenSite, hook: Hook, told: dict[str, str], progress: Progress,
     # It may open files on any disk of the night's that is here: its session is known to the reader agents.
     groups = resource_groups(opened, told["NIGHTFERRY_BACK_GROUP"])
     try:
-        with working_on(groups, cancel, if_here=True) as stop:
+        with registered_work(groups, cancel, if_here=True) as stop:
             ended = run_program(
                 hook.command,
                 deadline_s=hook.deadline,
                 env=told,
                 cancel=stop,
                 registers=partial(program_on, groups),
-                keep_end_bytes=MOST_OUTPUT_BYTES,
+                keep_end_bytes=MOST_HOOK_OUTPUT_BYTES,
             )
     except (Cancelled, GroupStopping):
         raise
@@ -151,8 +151,12 @@ def _keep_output(opened: OpenSite, hook: Hook, told: dict[str, str], how: str, e
     head = f"{opened.clock.now():%Y-%m-%d %H:%M:%S}Z  run {told['NIGHTFERRY_RUN']}  {how}\n"
     parts = [head.encode()]
     for title, output in (("stdout", ended.stdout), ("stderr", ended.stderr)):
-        cut = f", its last {format_size(MOST_OUTPUT_BYTES)}" if len(output) > MOST_OUTPUT_BYTES else ""
-        parts += [f"--- {title}{cut}\n".encode(), output[-MOST_OUTPUT_BYTES:]]
+        cut = (
+            f", its last {format_size(MOST_HOOK_OUTPUT_BYTES)}"
+            if len(output) > MOST_HOOK_OUTPUT_BYTES
+            else ""
+        )
+        parts += [f"--- {title}{cut}\n".encode(), output[-MOST_HOOK_OUTPUT_BYTES:]]
     try:
         folder = make_private_folder(state_home() / f"{opened.site.name}-hooks")
         write_private(folder / name, without(b"".join(parts), known_secrets(opened.site)))

@@ -19,7 +19,7 @@ from nightferry.model.records import OUTLIVED, AwayRecord, CopyRecord, FailureRe
 from nightferry.model.text import safe_markdown
 from nightferry.night.gate import GateView, look_past
 from nightferry.night.run import due_stores
-from nightferry.plan.balance import Lanes, predict_finish
+from nightferry.plan.balance import LaneSpeed, predict_finish
 from nightferry.plan.restore_order import TAPE_SPEED
 from nightferry.site.destinations import destination_of
 from nightferry.site.nodes import has_disk
@@ -28,7 +28,7 @@ from nightferry.staging.images import back_group_of, lost_images
 from nightferry.staging.owed import is_lost, owed, policy_of
 from nightferry.units import counted, format_duration, format_size
 
-Outcome = Literal["Completed", "Partial", "GateHeld", "CopyMissing"]
+NightOutcome = Literal["Completed", "Partial", "GateHeld", "CopyMissing"]
 
 
 _LAST = 200
@@ -72,7 +72,7 @@ class NightResult:
     staged_only: bool
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> NightOutcome:
         """The name of the flow's final state."""
         if self.staged_only:
             return "Partial" if self._is_partial else "Completed"
@@ -473,7 +473,7 @@ def expectation(opened: OpenSite, images: Sequence[ImageRecord], destination: st
     ]
     rate = statistics.median(rates) if rates else TAPE_SPEED.bytes_per_s
     count = destination_of(opened, destination).lanes
-    lanes = Lanes(count, rate / 2)
+    lanes = LaneSpeed(count, rate / 2)
     sizes = {image.image: image.size_bytes for image in images}
     forecast = predict_finish([image.image for image in images], sizes, lanes)
     return (

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from nightferry.catalog.locks import RunLock
+from nightferry.clock import CLOCKS_APART
 from nightferry.copies.accept import settle_accepted
 from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
-from nightferry.plan.window import night_start, run_name, window_of, window_start
+from nightferry.plan.window import next_run_name, night_start, window_of, window_start
 from nightferry.progress import Cancel, Progress
 from nightferry.site.nodes import active_node, has_disk
 from nightferry.site.opened import OpenSite, operator
-from nightferry.site.stamps import CLOCKS_APART, accept_clock, require_plausible_clock, wrong_runs
+from nightferry.site.stamps import accept_clock, require_plausible_clock, wrong_runs
 from nightferry.staging.images import is_kept
 from nightferry.staging.orphans import clear_killed, clear_orphans, forget_expired
 
@@ -298,7 +299,7 @@ def begin_run(
         if old.state != "ended":
             ended = {"state": "ended", "ended": opened.clock.now(), "result": "partial", "note": _GIVEN_UP}
             opened.catalog.append(old.model_copy(update=ended))
-    name = run_name(window, back_group, {r.run for r in opened.catalog.runs(back_group)})
+    name = next_run_name(window, back_group, {r.run for r in opened.catalog.runs(back_group)})
     record = RunRecord(
         run=name,
         back_group=back_group,
@@ -462,7 +463,7 @@ def end_run(opened: OpenSite, run: RunRecord, result: str) -> RunRecord:
     return ended
 
 
-def drain_requested(opened: OpenSite, back_group: str) -> bool:
+def must_drain(opened: OpenSite, back_group: str) -> bool:
     """Whether another process asked the run that this process holds to end at the next image boundary."""
     lock = opened.part(HeldLocks).get(back_group)
     return lock is not None and opened.catalog.drain_requested(back_group, lock.since) is not None

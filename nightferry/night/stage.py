@@ -16,7 +16,7 @@ from typing import assert_never
 
 from nightferry import __version__
 from nightferry.cluster.disk import OwnerToken
-from nightferry.copies.origin import new_line, origin_of, suspicion
+from nightferry.copies.origin import new_line, origin_now, suspicion
 from nightferry.errors import (
     Cancelled,
     ConfigError,
@@ -42,10 +42,10 @@ from nightferry.progress import Cancel, Progress
 from nightferry.site.nodes import require_here, working_on
 from nightferry.site.opened import OpenSite
 from nightferry.site.throttles import staging_throttle
-from nightferry.source.base import Estimate, Source
-from nightferry.staging.adoption import adopt, prove_chunks, record_image, state_of
+from nightferry.source.base import Estimate, StoreSource
+from nightferry.staging.adoption import adopt_image, prove_chunks, record_image, state_of
 from nightferry.staging.images import is_kept, may_come_whole
-from nightferry.staging.ownership import confirm, watched
+from nightferry.staging.ownership import confirm, watching_disk
 from nightferry.staging.room import free_room, free_staging, room_lock
 from nightferry.staging.scratch import scratch_folder
 from nightferry.staging.staged_files import StagedFiles
@@ -84,7 +84,7 @@ def stage_store(
     definition = _defined(opened, group, store)
     with (
         working_on(opened, group=group, back_group=run.back_group, cancel=cancel) as narrower,
-        watched(opened, run.back_group, narrower, require_owner(opened, run)) as owned,
+        watching_disk(opened, run.back_group, narrower, require_owner(opened, run)) as owned,
     ):
         return _stage(opened, run, definition, progress=progress, cancel=owned)
 
@@ -107,7 +107,7 @@ def _stage(
     target = StagedFiles(Path(opened.site.back_group(run.back_group).path), image)
     target.make_folder(0o700 if opened.site.staging.restricted else 0o750)
     if target.size_bytes() is not None and not again:
-        adopted = adopt(opened, target, progress, cancel)
+        adopted = adopt_image(opened, target, progress, cancel)
         if adopted is not None:
             return adopted
     record, summary = _write(opened, run, definition, target, progress=progress, cancel=cancel)
@@ -209,7 +209,7 @@ def _write_image(
     source = open_source(store, scratch_folder(opened, run.back_group))
     try:
         estimate = source.estimate()
-        origin = origin_of(definition)
+        origin = origin_now(definition)
         progress.begin(subject, "stage", estimate.bytes)
         with Meter() as meter:
             sink = _reserve(opened, run, target, expected_bytes(estimate), meter, cancel, subject)
@@ -368,7 +368,7 @@ def _ring_settings(opened: OpenSite) -> RingSettings:
     return RingSettings(buffer_bytes=staging.buffer_bytes, buffers=share, unbuffered=staging.unbuffered)
 
 
-def open_source(store: Store, scratch: Path) -> Source:
+def open_source(store: Store, scratch: Path) -> StoreSource:
     """Opens the store for reading.
 
     Args:

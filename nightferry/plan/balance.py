@@ -26,7 +26,7 @@ FEW_STORES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class LaneSpeed:
     """What a destination's lanes can do. Only count and rate must be known; what is infinite does not limit.
 
     ``adapters`` names each lane's adapter, all of which carry ``adapter_rate`` together; ``source_rate`` is what all
@@ -71,7 +71,7 @@ def longest_first(sizes: Mapping[str, int]) -> list[str]:
     return sorted(sizes, key=lambda name: (-sizes[name], name))
 
 
-def in_order(sizes: Mapping[str, int], lanes: int) -> list[str]:
+def lane_order(sizes: Mapping[str, int], lanes: int) -> list[str]:
     """The order in which free lanes take the images so that the last one ends as early as can be.
 
     It begins as longest first does, never ends later than that, and for a handful of images is the best there is.
@@ -129,7 +129,7 @@ def _spread(jobs: Sequence[tuple[int, str]], lanes: int) -> list[list[tuple[int,
     return spread
 
 
-def predict_finish(order: Sequence[str], sizes: Mapping[str, int], lanes: Lanes) -> Forecast:
+def predict_finish(order: Sequence[str], sizes: Mapping[str, int], lanes: LaneSpeed) -> Forecast:
     """When each image is done when free lanes take them in this order.
 
     What the lanes share (the source, an adapter) is shared fairly: nobody gets more while another gets less than it
@@ -188,7 +188,7 @@ def predict_finish(order: Sequence[str], sizes: Mapping[str, int], lanes: Lanes)
     return Forecast(tuple(tuple(names) for names in done), finish)
 
 
-def _shares(active: set[int], lanes: Lanes) -> dict[int, float]:
+def _shares(active: set[int], lanes: LaneSpeed) -> dict[int, float]:
     """Max-min fair rates of the active lanes under the limits of lane, adapter and source."""
     rates = dict.fromkeys(active, 0.0)
     growing = set(active)
@@ -212,7 +212,7 @@ def _shares(active: set[int], lanes: Lanes) -> dict[int, float]:
     return rates
 
 
-def least_seconds(sizes: Mapping[str, int], lanes: Lanes) -> float:
+def least_seconds(sizes: Mapping[str, int], lanes: LaneSpeed) -> float:
     """No spread ends earlier: neither the bytes through what is shared, nor the largest image in one lane."""
     if not sizes:
         return 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nightferry.model.records import ImageRecord, Origin
+from nightferry.model.records import ImageRecord, StoreOrigin
 from nightferry.model.stores import Expect
 from nightferry.units import MIB, counted, format_size
 
@@ -44,7 +44,7 @@ def doubts(image: ImageRecord, before: ImageRecord, expect: Expect) -> list[str]
     return found
 
 
-def elsewhere(now: Origin, before: Origin) -> Iterator[str]:
+def elsewhere(now: StoreOrigin, before: StoreOrigin) -> Iterator[str]:
     """How the disks below a store's path differ, where that says that one is missing or was exchanged.
 
     A file system is known by its UUID. Where that of either is not known, type and mount point must be the same; names
@@ -57,14 +57,14 @@ def elsewhere(now: Origin, before: Origin) -> Iterator[str]:
             yield f"nothing is mounted at {place} inside it any more"
 
 
-def _is_same(now: Origin, before: Origin) -> bool:
+def _is_same(now: StoreOrigin, before: StoreOrigin) -> bool:
     for mine, other in ((now.uuid, before.uuid), (now.fsid, before.fsid)):
         if mine and other:
             return mine == other
     return (now.filesystem, now.mount) == (before.filesystem, before.mount)
 
 
-def _named(origin: Origin) -> str:
+def _named(origin: StoreOrigin) -> str:
     identity = f" with UUID {origin.uuid}" if origin.uuid else ""
     return f"{origin.source} ({origin.filesystem}) at {origin.mount}{identity}"
 

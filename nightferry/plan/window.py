@@ -96,7 +96,7 @@ def start_delays(
     return delays
 
 
-def run_name(window: str, back_group: str, existing: Iterable[str]) -> str:
+def next_run_name(window: str, back_group: str, existing: Iterable[str]) -> str:
     """The next run's name: ``<YYYYMMDD>-<back group>``, or with ``-2``, ``-3`` ... after it.
 
     Args:

@@ -121,7 +121,7 @@ def _name_of(entry: str) -> str:
         return "a process that ended"
 
 
-def beside(store_path: Path, run: str) -> Path:
+def path_beside(store_path: Path, run: str) -> Path:
     """Where a store is restored to before it is exchanged: beside it, so that a rename can do it."""
     real = Path(os.path.realpath(store_path))
     return real.with_name(f"{real.name}.restore-{run}")
@@ -136,7 +136,7 @@ def in_place_exchange(store_path: Path, new_path: Path, run: str) -> Path | None
 
     Args:
         store_path: The store, a directory or a file; links in the path are resolved. It may be missing.
-        new_path: What takes its place, on the same file system: see ``beside``.
+        new_path: What takes its place, on the same file system: see ``path_beside``.
         run: Names the old content: ``<path>.before-<run>``, with ``-2``, ``-3`` … when that is taken.
 
     Returns:
@@ -222,9 +222,9 @@ def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = No
         NotInThisRelease: the store's kind has no place on a file system.
         NotOwner: the store's service is on another node than this one.
     """
-    path = place_of(opened, image)
+    path = store_path_of(opened, image)
     _require_service_here(opened, image)
-    return plan_restore(opened, image, [], beside(path, image.run), copy=copy)
+    return plan_restore(opened, image, [], path_beside(path, image.run), copy=copy)
 
 
 def _require_service_here(opened: OpenSite, image: ImageRecord) -> None:
@@ -241,7 +241,7 @@ def _require_service_here(opened: OpenSite, image: ImageRecord) -> None:
     require_here(opened, node, f"restoring {image.group}/{image.store} in place")
 
 
-def place_of(opened: OpenSite, image: ImageRecord) -> Path:
+def store_path_of(opened: OpenSite, image: ImageRecord) -> Path:
     """Where the image's store lies.
 
     Raises:
@@ -286,7 +286,7 @@ def _in_place(
     cancel: Cancel,
 ) -> Restored:
     name = f"{plan_for.group}/{plan_for.store}"
-    path = place_of(opened, plan_for)
+    path = store_path_of(opened, plan_for)
     use = store_in_use(path)
     if use.processes:
         raise BusyError(

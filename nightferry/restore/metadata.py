@@ -42,7 +42,7 @@ class Metadata:
 
     ``mode`` is the permission bits (0o7777); names may be empty; ``xattrs`` are by full name
     (``user.x``), POSIX ACLs among them in the kernel's own form (``system.posix_acl_access``). ``flags`` are inode
-    flags, which ``apply`` leaves alone: see ``give_flags``.
+    flags, which ``apply_metadata`` leaves alone: see ``give_flags``.
     """
 
     mode: int
@@ -117,7 +117,7 @@ def xattr_is_privileged(name: str) -> bool:
     return not name.startswith("user.") and name not in (ACL_ACCESS, ACL_DEFAULT)
 
 
-def apply(target: int | str, wanted: Metadata, owners: Owners, *, privileged: bool) -> list[str]:
+def apply_metadata(target: int | str, wanted: Metadata, owners: Owners, *, privileged: bool) -> list[str]:
     """Gives a file its owner, attributes and ACL, mode and time, in this order.
 
     The order is what makes it right: changing the owner clears setuid bits and capabilities, an ACL
@@ -174,7 +174,7 @@ def give_flags(fd: int, flags: int) -> list[str]:
 
 
 class _tolerated:
-    """Lets pass what a file system cannot do; the read-back in ``apply`` says so."""
+    """Lets pass what a file system cannot do; the read-back in ``apply_metadata`` says so."""
 
     def __enter__(self) -> None: ...
 

@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 
 from nightferry.errors import NightferryError
-from nightferry.restore.walk import Refused
+from nightferry.restore.walk import EntryRefused
 from nightferry.transfer.direct import DirectWriter, RingSettings
 
-Pieces = Iterable[tuple[int, bytes | memoryview]]
+PlacedPieces = Iterable[tuple[int, bytes | memoryview]]
 """``(offset, data)``."""
 
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
@@ -56,7 +56,9 @@ def new_file(parent: int, temporary: bytes) -> tuple[int, bool]:
     return os.open(temporary, flags, 0o600, dir_fd=parent), True
 
 
-def fill(path: bytes, fd: int, size_bytes: int, pieces: Pieces, *, in_order: bool, guard: Guard) -> int:
+def fill_file(
+    path: bytes, fd: int, size_bytes: int, pieces: PlacedPieces, *, in_order: bool, guard: Guard
+) -> int:
     """Writes a new file's content; what ``pieces`` leaves out stays a hole.
 
     Args:
@@ -79,7 +81,7 @@ def fill(path: bytes, fd: int, size_bytes: int, pieces: Pieces, *, in_order: boo
     for offset, data in pieces:
         view = memoryview(data)
         if offset < 0 or offset + len(view) > size_bytes:
-            raise Refused("its data does not fit into its size")
+            raise EntryRefused("its data does not fit into its size")
         with guard():
             done = 0
             while done < len(view):
@@ -93,17 +95,17 @@ def fill(path: bytes, fd: int, size_bytes: int, pieces: Pieces, *, in_order: boo
     return written
 
 
-def _stream(path: bytes, fd: int, size_bytes: int, pieces: Pieces, guard: Guard) -> int:
+def _stream(path: bytes, fd: int, size_bytes: int, pieces: PlacedPieces, guard: Guard) -> int:
     with _writer_errors(guard):
         writer = DirectWriter(os.fsdecode(path), settings=_RING, expected_bytes=size_bytes, fd=fd)
     try:
         for offset, data in pieces:
             if offset != writer.position or offset + len(data) > size_bytes:
-                raise Refused("its data does not fit into its size")
+                raise EntryRefused("its data does not fit into its size")
             with _writer_errors(guard):
                 writer.write(data)
         if writer.position != size_bytes:
-            raise Refused("its data ends before its size")
+            raise EntryRefused("its data ends before its size")
         with _writer_errors(guard):
             writer.finish()
     except BaseException:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from nightferry.copies.accept import warn_unaccepted
 from nightferry.copies.read_back import mark_damaged
 from nightferry.copies.side_files import side_files
-from nightferry.copies.sources import Turns, archived, nowhere, open_image_from, sources_of
+from nightferry.copies.sources import Turns, archived_at, nowhere, open_image_from, sources_of
 from nightferry.copies.stream import describe_location
 from nightferry.errors import (
     BusyError,
@@ -165,7 +165,7 @@ def look_for_recalls(opened: OpenSite, plan: RestorePlan) -> RestorePlan:
     away = []
     for place in plan.sources:
         try:
-            if place.copy is not None and archived(opened, place.copy) is not None:
+            if place.copy is not None and archived_at(opened, place.copy) is not None:
                 away.append(place.source)
         except NightferryError as error:
             log.info("%s cannot be queried for %s: %s", place.source, plan.image.image, error)

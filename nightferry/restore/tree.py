@@ -29,10 +29,10 @@ from nightferry.errors import ConfigError
 from nightferry.image.content import version
 from nightferry.image.flags import FREEZING, letters
 from nightferry.model.text import path_fields
-from nightferry.restore.metadata import Metadata, Owners, apply, give_flags
-from nightferry.restore.new_file import Pieces, fill, new_file, temporary_name
+from nightferry.restore.metadata import Metadata, Owners, apply_metadata, give_flags
+from nightferry.restore.new_file import PlacedPieces, fill_file, new_file, temporary_name
 from nightferry.restore.syscalls import rename_noreplace, syncfs
-from nightferry.restore.walk import DirectoryWalk, Refused, components, in_the_way, status_of
+from nightferry.restore.walk import DirectoryWalk, EntryRefused, components, entry_status, in_the_way
 
 Overwrite = Literal["never", "older", "always"]
 SYNC_AT_ONCE_BYTES = 1 << 20
@@ -240,7 +240,7 @@ class TargetTree:
         path: bytes,
         metadata: Metadata,
         size_bytes: int,
-        pieces: Pieces,
+        pieces: PlacedPieces,
         *,
         linkable: bool = False,
         in_order: bool = False,
@@ -270,9 +270,9 @@ class TargetTree:
                     status = os.fstat(fd)
                     # Before it has content: some of them are for how that is written.
                     flag_losses = self._early_flags(fd, path, metadata, status)
-                    written = fill(path, fd, size_bytes, pieces, in_order=in_order, guard=guard)
+                    written = fill_file(path, fd, size_bytes, pieces, in_order=in_order, guard=guard)
                     with self._os_errors(path):
-                        losses = apply(fd, metadata, self._owners, privileged=self.privileged)
+                        losses = apply_metadata(fd, metadata, self._owners, privileged=self.privileged)
                         self._sync(fd, parent, name, size_bytes)
                         if not named:
                             self._give_name(fd, parent, name if self.overwrite == "never" else temporary)
@@ -293,7 +293,7 @@ class TargetTree:
         """Makes a symbolic link. Where it leads is not looked at; nothing ever follows it."""
         with self._outcome(path):
             if not target or b"\0" in target:
-                raise Refused("the symbolic link has no valid target")
+                raise EntryRefused("the symbolic link has no valid target")
             parent, name = self._place(path, metadata)
             with temporary_name(parent) as temporary, self._os_errors(path):
                 os.symlink(target, temporary, dir_fd=parent)
@@ -332,7 +332,7 @@ class TargetTree:
         with self._outcome(path):
             known = self._made.get(existing)
             if known is None:
-                raise Refused("the file it is linked to was not restored")
+                raise EntryRefused("the file it is linked to was not restored")
             names = components(path)
             with self._os_errors(path):
                 source_dir = os.dup(self._walk.to(components(existing)[:-1], create=False))
@@ -377,8 +377,8 @@ class TargetTree:
                 fd = self._walk.to(() if path == b"." else components(path), create=False)
                 status = os.fstat(fd)
                 if (status.st_dev, status.st_ino) != identity:
-                    raise Refused("the directory was replaced during the restore")
-                losses = apply(fd, metadata, self._owners, privileged=self.privileged)
+                    raise EntryRefused("the directory was replaced during the restore")
+                losses = apply_metadata(fd, metadata, self._owners, privileged=self.privileged)
                 self._closed_losses.extend((path, what) for what in losses)
         self._freeze()
         with self._os_errors(b"."), contextlib.suppress(FileNotFoundError):
@@ -389,7 +389,7 @@ class TargetTree:
         """Turns what stops one entry into a line of the report."""
         try:
             yield
-        except Refused as refused:
+        except EntryRefused as refused:
             self.refuse(path, str(refused))
         except _Skipped:
             self._skipped[path] = None
@@ -402,7 +402,7 @@ class TargetTree:
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             if error.errno not in _FATAL:
-                raise Refused(reason.lower()) from error
+                raise EntryRefused(reason.lower()) from error
             raise ConfigError(
                 f"cannot write below {self._walk.root}: {reason.lower()}",
                 hint="free space or fix the target, or restore elsewhere with --to; no file is half-written",
@@ -426,7 +426,7 @@ class TargetTree:
 
     def _sync(self, fd: int, parent: int, name: bytes, size_bytes: int) -> None:
         large = size_bytes >= SYNC_AT_ONCE_BYTES
-        if large or (self.overwrite != "never" and status_of(parent, name) is not None):
+        if large or (self.overwrite != "never" and entry_status(parent, name) is not None):
             os.fsync(fd)
         if large:
             # What was just restored is not what this machine's users read next: leave them the page cache.
@@ -458,9 +458,9 @@ class TargetTree:
         try:
             status = os.fstat(fd)
             if stat.S_IFMT(status.st_mode) != node_type or status.st_nlink != 1:
-                raise Refused("it was replaced while it was made")
+                raise EntryRefused("it was replaced while it was made")
             # What O_PATH opened is named through /proc: the calls then act on it and follow no link.
-            losses = apply(f"/proc/self/fd/{fd}", metadata, self._owners, privileged=self.privileged)
+            losses = apply_metadata(f"/proc/self/fd/{fd}", metadata, self._owners, privileged=self.privileged)
             self._commit(parent, temporary, name, fd)
             if linkable:
                 self._made[path] = os.fstat(fd)
@@ -485,11 +485,11 @@ class TargetTree:
     def _require_identity(
         self, parent: int, name: bytes, identity: tuple[int, int], known: os.stat_result | None = None
     ) -> None:
-        status = status_of(parent, name)
+        status = entry_status(parent, name)
         same = status is not None and (status.st_dev, status.st_ino) == identity
         # Without the ctime, which every new name changes.
         if status is None or not same or (known is not None and version(status)[:3] != version(known)[:3]):
-            raise Refused("it was replaced during the restore")
+            raise EntryRefused("it was replaced during the restore")
 
     def _early_flags(self, fd: int, path: bytes, metadata: Metadata, status: os.stat_result) -> list[str]:
         """Sets the inode flags that hinder nothing, and remembers the others for the end; returns losses."""
@@ -512,7 +512,7 @@ class TargetTree:
                 try:
                     status = os.fstat(fd)
                     if (status.st_dev, status.st_ino) != identity:
-                        raise Refused("it was replaced during the restore")
+                        raise EntryRefused("it was replaced during the restore")
                     losses = give_flags(fd, flags)
                 finally:
                     os.close(fd)
@@ -521,18 +521,18 @@ class TargetTree:
         self._to_freeze.clear()
 
     def _require_free(self, parent: int, name: bytes, mtime_ns: int) -> None:
-        status = status_of(parent, name)
+        status = entry_status(parent, name)
         if status is None:
             return
         if stat.S_ISDIR(status.st_mode):
-            raise Refused("a directory is in its place")
+            raise EntryRefused("a directory is in its place")
         if self.overwrite == "never" or (self.overwrite == "older" and status.st_mtime_ns >= mtime_ns):
             raise _Skipped
 
     def _require_directory_place(self, parent: int, name: bytes) -> None:
-        status = status_of(parent, name)
+        status = entry_status(parent, name)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            raise Refused(in_the_way(status, name))
+            raise EntryRefused(in_the_way(status, name))
 
     def _note(self, path: bytes, losses: Iterable[str]) -> None:
         for what in losses:

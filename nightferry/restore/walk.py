@@ -14,7 +14,7 @@ from nightferry.errors import ConfigError
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class Refused(Exception):
+class EntryRefused(Exception):
     """One entry cannot be restored safely, and why; becomes a line of the report."""
 
 
@@ -25,17 +25,17 @@ def components(path: bytes) -> tuple[bytes, ...]:
         Refused: absolute, empty, with an empty, ``.`` or ``..`` component, or with a NUL byte.
     """
     if path.startswith(b"/"):
-        raise Refused("the path is absolute")
+        raise EntryRefused("the path is absolute")
     if b"\0" in path:
-        raise Refused("the path holds a NUL byte")
+        raise EntryRefused("the path holds a NUL byte")
     names = tuple(path.split(b"/"))
     for name in names:
         if name in (b"", b".", b".."):
-            raise Refused(f"the path has a component {name.decode()!r}")
+            raise EntryRefused(f"the path has a component {name.decode()!r}")
     return names
 
 
-KEPT_OPEN: Final = 64
+OPEN_FOLDERS: Final = 64
 """Directories that stay open at once, besides the root."""
 
 
@@ -95,9 +95,9 @@ class DirectoryWalk:
             self._trail.append(at)
             if made:
                 self.made.add(b"/".join(names[: depth + 1]))
-            if depth >= KEPT_OPEN and (outer := self._trail[depth - KEPT_OPEN]) is not None:
+            if depth >= OPEN_FOLDERS and (outer := self._trail[depth - OPEN_FOLDERS]) is not None:
                 os.close(outer)
-                self._trail[depth - KEPT_OPEN] = None
+                self._trail[depth - OPEN_FOLDERS] = None
         return at
 
     def _shared(self, names: tuple[bytes, ...]) -> int:
@@ -126,7 +126,7 @@ class DirectoryWalk:
                 self._root_fd = _open_target(self.root, self._below, create=create)
             except FileNotFoundError:
                 raise
-            except (OSError, Refused) as error:
+            except (OSError, EntryRefused) as error:
                 reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
                 raise ConfigError(
                     f"cannot restore into {self.root}: {reason.lower()}",
@@ -140,7 +140,7 @@ class DirectoryWalk:
 def _open_target(root: Path, below: Path | None, *, create: bool) -> int:
     if below is not None:
         if not root.is_relative_to(below):
-            raise Refused(f"it does not lie in {below}")
+            raise EntryRefused(f"it does not lie in {below}")
         names = tuple(os.fsencode(name) for name in root.relative_to(below).parts)
         return _descend(os.open(below, _DIRECTORY_FLAGS), names, create=create)
     try:
@@ -173,9 +173,9 @@ def _enter(directory: int, name: bytes, *, create: bool) -> tuple[int, bool]:
         if not create:
             raise
     except OSError as error:
-        status = status_of(directory, name)
+        status = entry_status(directory, name)
         if error.errno in (errno.ENOTDIR, errno.ELOOP) and status is not None:
-            raise Refused(in_the_way(status, name)) from error
+            raise EntryRefused(in_the_way(status, name)) from error
         raise
     try:
         os.mkdir(name, 0o700, dir_fd=directory)
@@ -184,7 +184,7 @@ def _enter(directory: int, name: bytes, *, create: bool) -> tuple[int, bool]:
     return _enter(directory, name, create=False)[0], True
 
 
-def status_of(directory: int, name: bytes) -> os.stat_result | None:
+def entry_status(directory: int, name: bytes) -> os.stat_result | None:
     """The name itself, not what a link leads to; None when nothing is there."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)

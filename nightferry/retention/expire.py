@@ -40,7 +40,7 @@ from nightferry.model.records import (
 )
 from nightferry.progress import Cancel, Progress
 from nightferry.retention.outlook import (
-    ORPHAN_AGE,
+    ABANDONED_AFTER,
     CopyOutlook,
     OrphanOutlook,
     Outlook,
@@ -54,7 +54,7 @@ from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import require_plausible_clock
 from nightferry.staging.images import is_staged
 from nightferry.staging.orphans import forget_expired
-from nightferry.staging.owed import describe_undeliverable, is_here, undeliverable
+from nightferry.staging.owed import describe_undeliverable, disk_is_here, undeliverable
 from nightferry.staging.room import remove_staged
 
 log = logging.getLogger(__name__)
@@ -422,12 +422,12 @@ def _remember_gone(opened: OpenSite, done: Expiry) -> None:
     """An image of which nothing is left is not listed for ever because a copy of it never arrived, or because
     staging lost it rather than freed it."""
     opened.catalog.refresh()
-    long_ago = opened.clock.now() - ORPHAN_AGE
+    long_ago = opened.clock.now() - ABANDONED_AFTER
     for image in {row.image.image: row.image for row in done.copies if row.fate == "expired"}.values():
         copies = opened.catalog.all_copies(image.image)
         cut_off = [copy for copy in copies if copy.state == "writing" and copy.started < long_ago]
         left = [copy for copy in copies if copy.state not in ("expired", "lost") and copy not in cut_off]
-        if left or is_staged(opened, image) or not is_here(opened, image):
+        if left or is_staged(opened, image) or not disk_is_here(opened, image):
             continue
         for copy in cut_off:
             opened.catalog.append(copy.model_copy(update={"state": "lost", "note": "it never arrived"}))

@@ -28,7 +28,7 @@ from nightferry.staging.images import back_group_of, is_staged
 from nightferry.staging.owed import owes
 from nightferry.units import counted
 
-ORPHAN_AGE = timedelta(days=2)
+ABANDONED_AFTER = timedelta(days=2)
 """What nobody has written to for so long no longer belongs to a night."""
 
 _Series = tuple[str, int | None, str]
@@ -226,7 +226,9 @@ def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> It
         if begun is not None:
             yield CopyOutlook(image, begun, "expires", "begun before")
         elif there:
-            at_work = copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < ORPHAN_AGE
+            at_work = (
+                copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < ABANDONED_AFTER
+            )
             why = spared.get(image.image) or ("a copy of it is being made" if at_work else "")
             proved = opened.catalog.is_whole(image) and there[-1].state == "verified"
             series[series_of[image.image]].append((image, there[-1], proved, why))
@@ -288,7 +290,7 @@ def _orphans(opened: OpenSite, destination: str) -> Iterator[OrphanOutlook]:
     """
     if all(copy.destination != destination for copy in opened.catalog.all(CopyRecord)):
         return
-    for orphan in destination_of(opened, destination).orphans(opened.clock.now() - ORPHAN_AGE):
+    for orphan in destination_of(opened, destination).orphans(opened.clock.now() - ABANDONED_AFTER):
         if orphan.what == "foreign":
             yield OrphanOutlook(destination, orphan, why="nothing proves that it is ours")
             continue

@@ -15,17 +15,17 @@ from nightferry.destination.base import Destination
 from nightferry.destination.tape.drives.lease import Leases
 from nightferry.destination.tape.library.changer import Library
 from nightferry.errors import NotInThisRelease, Unavailable
-from nightferry.model.destinations import Destination as DestinationSettings
 from nightferry.model.destinations import (
+    DestinationSettings,
     FsspecSettings,
-    IscsiLibrary,
-    NdmpLibrary,
+    IscsiLibrarySettings,
+    LibrarySettings,
+    NdmpLibrarySettings,
     S3Settings,
-    ScsiLibrary,
+    ScsiLibrarySettings,
     TapeSettings,
-    VirtualLibrary,
+    VirtualLibrarySettings,
 )
-from nightferry.model.destinations import Library as LibrarySettings
 from nightferry.model.records import CartridgeRecord, CopyRecord
 from nightferry.model.redact import redacted
 from nightferry.model.secrets import resolve_secret
@@ -87,7 +87,7 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
             from nightferry.site.destinations import Keepers, open_library
 
             library = settings.library
-            if isinstance(library, VirtualLibrary):
+            if isinstance(library, VirtualLibrarySettings):
                 _require_known(opened, settings.name, library.path / "library.json")
             pool = Pool(
                 settings.pool.name,
@@ -224,30 +224,30 @@ def open_library(settings: LibrarySettings, keepers: Keepers, clock: Clock) -> L
         DestinationError: it does not answer.
     """
     match settings:
-        case VirtualLibrary():
+        case VirtualLibrarySettings():
             from nightferry.destination.tape.library.virtual import open_virtual
 
             return open_virtual(
                 settings.path, settings.drives, settings.slots, settings.cartridge_bytes, settings.ports
             )
-        case IscsiLibrary():
+        case IscsiLibrarySettings():
             from nightferry.destination.tape.library.scsi_open import open_iscsi
             from nightferry.scsi.iscsi import Portal
 
             password = resolve_secret(settings.password).get_secret_value() if settings.password else ""
             portal = Portal(settings.portal, settings.target, settings.user, password, settings.initiator)
             return open_iscsi(portal, settings.drives, _options(settings, keepers), clock)
-        case ScsiLibrary():
+        case ScsiLibrarySettings():
             from nightferry.destination.tape.library.scsi_open import open_scsi
 
             return open_scsi(settings.changer, settings.drives, _options(settings, keepers), clock)
-        case NdmpLibrary():
+        case NdmpLibrarySettings():
             raise NotInThisRelease(f"libraries of kind {settings.kind!r} are not in this release")
         case _:
             assert_never(settings)
 
 
-def _options(settings: IscsiLibrary | ScsiLibrary, keepers: Keepers) -> Options:
+def _options(settings: IscsiLibrarySettings | ScsiLibrarySettings, keepers: Keepers) -> Options:
     from nightferry.destination.tape.library.scsi_open import Options
 
     folders = (_host_locks(), keepers.folder)

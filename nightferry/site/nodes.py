@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nightferry.cluster.base import ClusterView
-from nightferry.cluster.reader_agent import working_on as reading
+from nightferry.cluster.reader_agent import registered_work as reading
 from nightferry.errors import ClusterError, NotOwner
 from nightferry.model.names import split_store
 from nightferry.model.stores import FilesStore, SqliteStore

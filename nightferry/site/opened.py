@@ -28,7 +28,7 @@ from nightferry.destination.base import SiteMark
 from nightferry.errors import CatalogError, OtherSite
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
-from nightferry.model.site import Site
+from nightferry.model.site import SiteFile
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.site.register import CatalogConstraints
 from nightferry.site.whose import known_mark, require_mark
@@ -70,7 +70,7 @@ class OpenSite:
         renaming: bool = False,
     ) -> None:
         self.loaded = loaded
-        self.site: Site = loaded.site
+        self.site: SiteFile = loaded.site
         self.clock = clock
         self.progress = progress
         self.cancel = cancel or Cancel()

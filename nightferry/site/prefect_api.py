@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from nightferry.model.findings import Finding
 
-ANSWER_S = 3.0
+API_ANSWER_S = 3.0
 """How long a server may take to answer before it counts as away."""
 
 KEYS = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
@@ -27,17 +27,17 @@ FIX = (
 )
 
 
-def answers(url: str, timeout_s: float = ANSWER_S) -> bool:
+def answers(url: str, timeout_s: float = API_ANSWER_S) -> bool:
     """Whether a Prefect API answers its health question there; it needs no credentials."""
     return _status(f"{url.rstrip('/')}/health", {}, timeout_s) == 200
 
 
-def accepts(url: str, auth_string: str, timeout_s: float = ANSWER_S) -> bool:
+def accepts(url: str, auth_string: str, timeout_s: float = API_ANSWER_S) -> bool:
     """Whether the API lets in whoever shows this auth string. Call it only for a server that may know it."""
     return _status(f"{url.rstrip('/')}/admin/version", basic(auth_string), timeout_s) == 200
 
 
-def is_open(url: str, timeout_s: float = ANSWER_S) -> bool | None:
+def is_open(url: str, timeout_s: float = API_ANSWER_S) -> bool | None:
     """Whether the API answers somebody who shows no credentials; None when it does not answer at all."""
     status = _status(f"{url.rstrip('/')}/admin/version", {}, timeout_s)
     return None if status is None else status == 200

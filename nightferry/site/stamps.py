@@ -7,15 +7,13 @@ right and the stamps are not.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from nightferry.clock import CLOCKS_APART
 from nightferry.errors import ClockAhead, ConfigError
 from nightferry.model.records import ApprovalRecord, ClockRecord, ImageRecord, RunRecord, SealRecord
 from nightferry.site.opened import OpenSite, operator
 from nightferry.units import format_duration
-
-CLOCKS_APART = timedelta(minutes=5)
-"""How far the clocks of two nodes may differ; no window is found wrongly below it."""
 
 
 def future_runs(opened: OpenSite, now: datetime | None = None) -> dict[str, datetime]:

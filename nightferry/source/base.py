@@ -28,7 +28,7 @@ def describe_path(path: bytes) -> dict[str, str]:
         return {"path": safe(path, 4096), "path_b64": base64.b64encode(path).decode()}
 
 
-class Source(Protocol):
+class StoreSource(Protocol):
     """A store that can be read once, in one pass."""
 
     kind: ClassVar[str]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from nightferry.errors import ConfigError, NightferryError, StoreUnreadable
 from nightferry.image.attributes import NO_ATTRIBUTES, Attributes, read_attributes
-from nightferry.image.index import Outcome
+from nightferry.image.index import FileOutcome
 from nightferry.image.writer import ImageWriter
 from nightferry.model.patterns import Ignore
 from nightferry.model.text import safe
@@ -173,7 +173,7 @@ class FilesSource:
         return Estimate(found.bytes, found.paths)
 
     def write(self, image: ImageWriter, *, progress: Progress, cancel: Cancel, subject: str) -> None:
-        """See :class:`nightferry.source.base.Source`."""
+        """See :class:`nightferry.source.base.StoreSource`."""
         pulse = Pulse(progress, cancel, subject)
         status = self._top_status()
         if not stat.S_ISDIR(status.st_mode):
@@ -222,7 +222,7 @@ class _Visitor(Protocol):
     def other(self, parent: int, name: bytes, path: bytes, status: os.stat_result) -> None:
         """Anything else. What it raises is this entry's alone; it is asked again about what was replaced."""
 
-    def failed(self, path: bytes, outcome: Outcome, why: str, status: os.stat_result | None) -> None:
+    def failed(self, path: bytes, outcome: FileOutcome, why: str, status: os.stat_result | None) -> None:
         """What could not be looked at, opened or listed. Without a status nobody knows what it is."""
 
 
@@ -247,7 +247,7 @@ class _Estimate:
             self._seen.add(key)
         self.bytes += _stored_bytes(status)
 
-    def failed(self, path: bytes, outcome: Outcome, why: str, status: os.stat_result | None) -> None:
+    def failed(self, path: bytes, outcome: FileOutcome, why: str, status: os.stat_result | None) -> None:
         self.paths += 1
 
 
@@ -266,7 +266,7 @@ class _Stored:
         self._tell(path)
         add_path(self._image, parent, name, path, status, self._pulse)
 
-    def failed(self, path: bytes, outcome: Outcome, why: str, status: os.stat_result | None) -> None:
+    def failed(self, path: bytes, outcome: FileOutcome, why: str, status: os.stat_result | None) -> None:
         unlisted = outcome == "unreadable" and (status is None or stat.S_ISDIR(status.st_mode))
         self._image.add_absent(path, outcome, why, status, unlisted=unlisted)
 

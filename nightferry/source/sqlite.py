@@ -107,7 +107,7 @@ class SqliteSource:
         return Estimate(total, count)
 
     def write(self, image: ImageWriter, *, progress: Progress, cancel: Cancel, subject: str) -> None:
-        """See :class:`nightferry.source.base.Source`."""
+        """See :class:`nightferry.source.base.StoreSource`."""
         pulse = Pulse(progress, cancel, subject)
         for database in self._databases():
             pulse.current = os.path.basename(database)

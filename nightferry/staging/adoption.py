@@ -72,7 +72,9 @@ def read_index(files: StagedFiles, chunks: bytes) -> Content:
         return spooled(image.reader.stream(image.end.index_offset, image.end.index_bytes))
 
 
-def adopt(opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Cancel) -> ImageRecord | None:
+def adopt_image(
+    opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Cancel
+) -> ImageRecord | None:
     """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
     fails.
 

@@ -18,7 +18,7 @@ from nightferry.model.records import ImageRecord
 from nightferry.progress import QUIET, Cancel
 from nightferry.site.nodes import working_on
 from nightferry.site.opened import OpenSite
-from nightferry.staging.adoption import adopt
+from nightferry.staging.adoption import adopt_image
 from nightferry.staging.images import is_kept
 from nightferry.staging.room import remove_staged
 from nightferry.staging.scratch import scratch_folder
@@ -69,7 +69,7 @@ def _clear(opened: OpenSite, back_group: str, cancel: Cancel) -> None:
         elif known is not None and opened.catalog.freed(image):
             remove_staged(opened, known)
         elif known is None and files.size_bytes(".meta.json") is not None:
-            adopt(opened, files, QUIET, cancel)
+            adopt_image(opened, files, QUIET, cancel)
 
 
 def _has(files: StagedFiles, ending: Ending) -> bool:

@@ -94,10 +94,10 @@ def is_lost(opened: OpenSite, image: ImageRecord) -> bool:
     """
     if is_staged(opened, image) or not owes(opened, image) or _readable_copies(opened, image):
         return False
-    return opened.catalog.lost_on_staging(image) or is_here(opened, image)
+    return opened.catalog.lost_on_staging(image) or disk_is_here(opened, image)
 
 
-def is_here(opened: OpenSite, image: ImageRecord) -> bool:
+def disk_is_here(opened: OpenSite, image: ImageRecord) -> bool:
     """Whether the disk that the image was staged on is mounted on this node."""
     back_group = back_group_of(opened, image)
     disk = next((b.path for b in opened.site.back_groups if b.name == back_group), None)

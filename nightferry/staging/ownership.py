@@ -24,7 +24,7 @@ from nightferry.site.opened import OpenSite
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class DiskWatch:
     """Looks after one BACK disk for everybody in this process who works on it.
 
     Args:
@@ -170,11 +170,11 @@ class Watches:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.by_disk: dict[str, Watch] = {}
+        self.by_disk: dict[str, DiskWatch] = {}
 
 
 @contextmanager
-def watched(
+def watching_disk(
     opened: OpenSite, back_group: str, cancel: Cancel, token: OwnerToken | None = None
 ) -> Iterator[Cancel]:
     """Watches a BACK disk while the block works on it; gives what the block must look at to know when to stop.
@@ -199,7 +199,7 @@ def watched(
             present = token or opened.disk(back_group).owner()
             if present is None:
                 raise NotOwner(f"the disk of {back_group} has no owner", subject=back_group)
-            watch = Watch(opened, back_group, present, opened.recheck_s)
+            watch = DiskWatch(opened, back_group, present, opened.recheck_s)
             watch.begin()
             watches.by_disk[back_group] = watch
         watch.users += 1

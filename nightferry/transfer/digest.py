@@ -12,10 +12,10 @@ from nightferry.transfer.spool import Content, pieces_of
 ENTRY_BYTES = 8
 """One entry of a chunk table: xxh3-64, big-endian (xxHash specification 0.1.1, canonical form)."""
 
-Bytes = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 
 
-def chunk_digest(data: Bytes) -> bytes:
+def chunk_digest(data: BytesLike) -> bytes:
     """The chunk table's entry for one chunk: 8 bytes."""
     return xxhash.xxh3_64_digest(data)
 
@@ -46,7 +46,7 @@ class ChunkTable:
         """Bytes digested so far."""
         return len(self._table) // ENTRY_BYTES * CHUNK_BYTES + self._partial_bytes
 
-    def update(self, data: Bytes) -> None:
+    def update(self, data: BytesLike) -> None:
         """Appends ``data``, of any length."""
         rest = memoryview(data)
         while rest.nbytes:
@@ -62,7 +62,7 @@ class ChunkTable:
                 self._table += self._partial.digest()
                 self._restart_partial()
 
-    def replace(self, number: int, data: Bytes) -> None:
+    def replace(self, number: int, data: BytesLike) -> None:
         """Chunk ``number``, already whole in the table, now holds ``data``.
 
         Raises:
@@ -108,7 +108,7 @@ def digest_of(*contents: Content) -> str:
     return hasher.hexdigest()
 
 
-def check_chunk(table: bytes, number: int, data: Bytes) -> None:
+def check_chunk(table: bytes, number: int, data: BytesLike) -> None:
     """Returns when ``data`` is what chunk ``number`` of ``table`` says.
 
     Raises:

@@ -20,6 +20,7 @@ from pathlib import Path
 DRAFT_PREFIX = ".tmp-"
 _DRAFT = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{16}")
 FILE_MODE = 0o600
+FOLDER_MODE = 0o700
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:

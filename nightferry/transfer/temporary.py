@@ -21,7 +21,7 @@ from nightferry.transfer.durable import create_file
 
 log = logging.getLogger(__name__)
 
-MARK = ".nightferry-processes"
+PROCESS_FILE = ".nightferry-processes"
 """In a folder that something else made for our process: who works in it, one process a line."""
 
 _PROCESS = re.compile(
@@ -42,7 +42,7 @@ def mark_folder(folder: Path, processes: Sequence[int]) -> None:
     """Notes in a folder that others made for this process who works in it: it may go when all of them are dead."""
     keys = [key for pid in (os.getpid(), *processes) if (key := process_key(pid))]
     with contextlib.suppress(FileExistsError):
-        create_file(folder / MARK, "".join(f"{key}\n" for key in keys).encode())
+        create_file(folder / PROCESS_FILE, "".join(f"{key}\n" for key in keys).encode())
 
 
 def clear_dead_folders() -> None:
@@ -65,7 +65,7 @@ def _is_dead(folder: Path) -> bool:
     if ours := _OURS.fullmatch(folder.name):
         return not may_live(ours["process"])
     try:
-        fd = os.open(folder / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(folder / PROCESS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     with open(fd, "rb") as mark:

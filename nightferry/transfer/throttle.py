@@ -12,7 +12,7 @@ from nightferry.progress import Cancel
 BURST_S = 0.25
 """An idle bucket saves up this many seconds of its rate, no more."""
 
-SLICE_S = 0.5
+THROTTLE_SLICE_S = 0.5
 """A wait looks at its cancel and at the timetable this often."""
 
 _TICK_S = 0.001
@@ -82,7 +82,7 @@ class Throttle:
                 owed = ticket - self._allowed
             if rate is None or owed < 1:  # less than a byte is what floating point leaves over
                 return
-            self._clock.sleep(min(max(owed / rate, _TICK_S), SLICE_S))
+            self._clock.sleep(min(max(owed / rate, _TICK_S), THROTTLE_SLICE_S))
 
     def _refill(self) -> float | None:
         """Brings what is allowed up to now; returns the rate in force. Called with the lock held."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.cli.prefect_server import QUIET, Server, stop_own, use_server
+from nightferry.cli.prefect_server import QUIET_SERVER, Server, stop_own, use_server
 from tests.support.prefect_site import NightSite
 
 # The table of delays is read when the tasks are imported.
@@ -23,7 +23,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
         patch.setenv("PREFECT_HOME", str(state / "home"))
         for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"):
             patch.delenv(name, raising=False)
-        for name, value in (QUIET | {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}).items():
+        for name, value in (QUIET_SERVER | {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}).items():
             patch.setenv(name, value)
         server = use_server(folder, lambda text: None)
         patch.setenv("PREFECT_API_URL", server.url)

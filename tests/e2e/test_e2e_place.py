@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from nightferry.transfer.temporary import MARK
+from nightferry.transfer.temporary import PROCESS_FILE
 from tests.support.fake_cluster import ACTIVE, ALTERNATE, PRIMARY
 from tests.support.placed_site import PlacedSite, ended, kill_all
 from tests.support.prefect_site import BACK, ask, until
@@ -150,7 +150,7 @@ def partial(site):
 
 def marked_folders(site):
     """Prefect's folders in the active worker's temporary directory that bear our mark."""
-    return {mark.parent.name for mark in (site.here / f"worker-{ACTIVE}" / "tmp").glob(f"*/{MARK}")}
+    return {mark.parent.name for mark in (site.here / f"worker-{ACTIVE}" / "tmp").glob(f"*/{PROCESS_FILE}")}
 
 
 def test_stage_one_on_another_node_stops_with_its_night(slow):
@@ -180,7 +180,7 @@ def test_stage_one_that_is_stopped_there_alone_ends_the_command_as_a_stop_here_d
 @pytest.mark.soak
 def test_a_node_that_dies_in_stage_one_is_not_waited_for_for_ever(slow, workers, monkeypatch):
     # It says nothing. Its run is given up once it has been silent for long enough.
-    monkeypatch.setattr("tasks.heartbeat.SILENT_S", 6.0)
+    monkeypatch.setattr("tasks.heartbeat.HEARTBEAT_SILENT_S", 6.0)
     loose = {"stores": ["SG2/shares"], "stage": "one", "stagger": False}
     states = []
     # Prefect keeps which server it talks to in the context, which a thread does not inherit.

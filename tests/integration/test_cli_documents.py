@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nightferry.cli.backup import show
+from nightferry.cli.backup import show_results
 from nightferry.cli.output import Output, dump_json
 from nightferry.cli.session import Session
 from nightferry.copies.accept import Accepted
@@ -149,7 +149,7 @@ def test_the_page_says_exactly_what_is_printed(
         with site.opened() as here:
             here.catalog.refresh()
             runs = [night_result(here, run, staged_only=staged_only) for run in here.catalog.runs()[:1]]
-            show(Session(Output(as_json=True)), runs, errors)
+            show_results(Session(Output(as_json=True)), runs, errors)
         return said.add("nightferry backup", json.loads(capsys.readouterr().out))
 
     _prepare(site)

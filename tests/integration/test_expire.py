@@ -449,7 +449,7 @@ def test_a_partial_image_that_nobody_approved_leaves_staging_when_it_is_outlived
     with site.open(clock) as opened:
         monkeypatch.setattr(stage, "state_of", lambda *_: "partial")
         record = night.stage_one(opened, BACK_GROUP)
-        assert gate.look(opened, record).state == "held"
+        assert gate.evaluate(opened, record).state == "held"
         monkeypatch.setattr(stage, "state_of", judge)
         clock.advance(DAY)
         nights(opened, clock, 1)

@@ -45,7 +45,7 @@ def on_small_disk(make_site: Callable[..., SmallSite], disk: Path, **options: An
 
 def one_failed(opened: OpenSite, site: SmallSite, record: RunRecord, says: str) -> None:
     """SG1/big is missing for want of room, the others are whole, and nothing of it is left."""
-    view = gate.look(opened, record)
+    view = gate.evaluate(opened, record)
     assert view.state == "held"
     assert [(m.name, m.state) for m in view.missing] == [("SG1/big", "missing")]
     assert says in view.missing[0].reason

@@ -26,7 +26,7 @@ MakeSite = Callable[..., SmallSite]
 
 def shut(opened: OpenSite, record: RunRecord, state: str, says: str) -> None:
     """The gate is in this shut state, says why, and lets nothing by."""
-    view = gate.look(opened, record)
+    view = gate.evaluate(opened, record)
     assert view.state == state
     with pytest.raises(GateClosed, match=says) as refused:
         night.stage_two(opened, record)
@@ -73,7 +73,7 @@ def test_a_partial_image_keeps_it_shut(make_site: MakeSite, monkeypatch: pytest.
         assert [i.state for i in opened.catalog.images()] == ["partial"]
         shut(opened, record, "held", "SG1/b is partial .*1 changed")
         gate.approve(opened, record, ["SG1/b"], "the letter does not matter")
-        assert gate.look(opened, record).state == "open"
+        assert gate.evaluate(opened, record).state == "open"
 
 
 def test_a_partial_store_that_was_mended_is_staged_again_by_a_retry(
@@ -118,7 +118,7 @@ def test_an_approval_holds_for_the_seal_it_names_only(make_site: MakeSite) -> No
             gate.approve(opened, record, ["SG1/a"], "why not")
         approval = gate.approve(opened, record, ["SG1/b"], "b is being moved")
         assert approval.seal_digest == first.digest
-        assert gate.look(opened, record).state == "open"
+        assert gate.evaluate(opened, record).state == "open"
 
         # The whole image goes; staged again it is another one, and the new seal is not what was approved.
         for left in site.disk.glob("SG1/a/*"):
@@ -130,7 +130,7 @@ def test_an_approval_holds_for_the_seal_it_names_only(make_site: MakeSite) -> No
         assert (second.number, second.digest == first.digest) == (2, False)
         shut(opened, record, "held", "SG1/b is missing")
         gate.approve(opened, record, ["SG1/b"], "still being moved")
-        assert gate.look(opened, record).state == "open"
+        assert gate.evaluate(opened, record).state == "open"
 
 
 def test_a_seal_that_did_not_change_keeps_its_approval(make_site: MakeSite) -> None:
@@ -141,7 +141,7 @@ def test_a_seal_that_did_not_change_keeps_its_approval(make_site: MakeSite) -> N
         gate.approve(opened, record, ["SG1/b"], "b is being moved")
         clock.advance(timedelta(hours=1))
         assert gate.write_seal(opened, record).number == 1
-        assert gate.look(opened, record).state == "open"
+        assert gate.evaluate(opened, record).state == "open"
 
 
 def altered(path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_seal_altered_or_removed_on_the_disk_closes_it(
     site = make_site()
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
-        assert gate.look(opened, record).state == "open"
+        assert gate.evaluate(opened, record).state == "open"
         harm(seal_file(site, record))
         shut(opened, record, "closed", says)
 
@@ -196,7 +196,7 @@ def test_a_disk_in_an_older_state_closes_it(make_site: MakeSite, tmp_path: Path)
         night.stage_two(opened, record)
         shutil.rmtree(site.disk)
         shutil.copytree(tmp_path / "older", site.disk)
-        view = gate.look(opened, record)
+        view = gate.evaluate(opened, record)
         assert (view.state, "another disk" in view.reason) == ("closed", True)
 
 
@@ -213,21 +213,21 @@ def test_an_approval_counts_only_when_disk_and_catalog_have_it(make_site: MakeSi
         path.write_text(content.replace("being moved", "not needed"))
         shut(opened, record, "held", "SG1/b is missing")
         path.write_text(content)
-        assert gate.look(opened, record).approvals == (approval,)
+        assert gate.evaluate(opened, record).approvals == (approval,)
 
 
 def test_a_second_storage_group_on_the_disk_that_is_not_staged_keeps_it_shut(make_site: MakeSite) -> None:
     site = make_site(stores={"SG1": ("a",), "SG2": ("b",)})
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP, groups=["SG1"])
-        assert gate.look(opened, record).state == "open"
+        assert gate.evaluate(opened, record).state == "open"
         with run.run_lock(opened, BACK_GROUP, progress=QUIET, cancel=Cancel()):
             record = run.begin_run(opened, BACK_GROUP, run=record.run).run
-            assert gate.look(opened, record).state == "open", "what was begun for one group is its own"
+            assert gate.evaluate(opened, record).state == "open", "what was begun for one group is its own"
             record = run.begin_run(opened, BACK_GROUP, groups=["SG2"]).run
         shut(opened, record, "closed", "not sealed yet: SG2/b")
         record = night.stage_one(opened, BACK_GROUP)
-        assert gate.look(opened, record).state == "open"
+        assert gate.evaluate(opened, record).state == "open"
 
 
 def test_an_unmounted_disk_is_never_taken_for_a_new_one(make_site: MakeSite) -> None:
@@ -236,7 +236,7 @@ def test_an_unmounted_disk_is_never_taken_for_a_new_one(make_site: MakeSite) -> 
         first = night.night(opened, BACK_GROUP)
         site.disk.rename(site.home / "disk")
         site.disk.mkdir()
-        assert gate.look(opened, first).state == "closed"
+        assert gate.evaluate(opened, first).state == "closed"
         clock.advance(timedelta(days=1))
         with pytest.raises(MoveFailed, match="has no owner token"):
             night.night(opened, BACK_GROUP)
@@ -261,7 +261,7 @@ def test_an_older_run_takes_the_disk_past_no_newer_run_behind_its_gate(
         older = night.stage_one(opened, BACK_GROUP)
         clock.advance(timedelta(days=1))
         newer = night.stage_one(opened, BACK_GROUP)
-        assert gate.look(opened, newer).state == "held"
+        assert gate.evaluate(opened, newer).state == "held"
         older = opened.catalog.run(older.run)
 
         says = f"the newer run {newer.run} has not passed its gate, which is held"
@@ -278,7 +278,7 @@ def test_an_older_run_takes_the_disk_past_no_newer_run_behind_its_gate(
         shutil.rmtree(site.store("SG1/a"))
         clock.advance(timedelta(days=1))
         newest = night.stage_one(opened, BACK_GROUP)
-        assert gate.look(opened, newer).state == "open"
+        assert gate.evaluate(opened, newer).state == "open"
         with pytest.raises(GateClosed, match=newest.run):
             night.stage_two(opened, opened.catalog.run(newer.run))
         assert opened.catalog.run(newer.run).state == "ended", "what has ended is not held again for it"

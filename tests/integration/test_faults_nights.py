@@ -87,14 +87,14 @@ def test_an_image_made_anew_since_the_seal_closes_the_gate_until_it_is_sealed(
     site = make_site(copies=("folder",))
     with site.open(HandClock()) as opened:
         record = night.stage_one(opened, BACK_GROUP)
-        assert gate.look(opened, record).state == "open"
+        assert gate.evaluate(opened, record).state == "open"
         (tar,) = site.disk.glob("SG1/b/*.tar")
         tar.unlink()
         with monkeypatch.context() as patched:
             unsteady(patched)
             stage.stage_store(opened, record, "SG1", "b", progress=QUIET, cancel=Cancel())
         # Here the process died: the seal still says that b is whole.
-        view = gate.look(opened, record)
+        view = gate.evaluate(opened, record)
         assert (view.state, view.reason) == ("closed", "not sealed yet: SG1/b")
         assert night.night(opened, BACK_GROUP).result == "whole"
 

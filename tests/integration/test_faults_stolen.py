@@ -59,7 +59,7 @@ class Thief(Quiet):
                 os.close(held)
 
 
-def lost(watch: ownership.Watch) -> bool:
+def lost(watch: ownership.DiskWatch) -> bool:
     try:
         watch.require()
     except NotOwner:
@@ -210,7 +210,7 @@ def test_staging_frees_nothing_on_a_stolen_disk(site: SmallSite, monkeypatch: py
 
     with site.open() as opened:
         record = begin(opened)
-        with ownership.watched(opened, BACK_GROUP, Cancel(), stage.require_owner(opened, record)):
+        with ownership.watching_disk(opened, BACK_GROUP, Cancel(), stage.require_owner(opened, record)):
             token_of_a_higher_epoch(site, opened, monkeypatch)
             with pytest.raises(NotOwner, match="TEX-PASS-2 with epoch 2"):
                 room.free_staging(opened, BACK_GROUP)
@@ -238,7 +238,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for_and_then_counts_as_lost(
 ) -> None:
     with site.open() as opened:
         record = begin(opened)
-        watch = ownership.Watch(opened, BACK_GROUP, stage.require_owner(opened, record), 60)
+        watch = ownership.DiskWatch(opened, BACK_GROUP, stage.require_owner(opened, record), 60)
         opened.site.cluster_state_path.write_text("not JSON")
         watch.look()
         monkeypatch.setattr(ownership, "SILENT_S", 0.0)
@@ -261,7 +261,7 @@ def test_a_disk_is_looked_at_on_time_while_the_cluster_hangs(
         record = begin(opened)
         monkeypatch.setattr(LocalCluster, "view", hanging)
         try:
-            with ownership.watched(
+            with ownership.watching_disk(
                 opened, BACK_GROUP, Cancel(), stage.require_owner(opened, record)
             ) as owned:
                 assert asked.wait(10)

@@ -15,7 +15,7 @@ from nightferry.copies.rebuild import rebuild
 from nightferry.copies.stream import note_there
 from nightferry.errors import ConfigError, NightferryError
 from nightferry.health import check
-from nightferry.health.status import StoreStatus, exit_code, status
+from nightferry.health.status import StoreStatus, status, stores_exit_code
 from nightferry.model.load import load_site
 from nightferry.model.records import RunRecord
 from nightferry.night.report import NightResult, image_json, night_result
@@ -176,7 +176,7 @@ def test_an_owed_image_without_any_good_copy_is_lost_and_said_until_it_is_given_
         assert (result.exit_code, result.lost) == (30, (image,))
         assert image in result.sentence()
     with place.open() as opened:
-        assert (rows(opened)["SG1/a"].colour, exit_code(status(opened))) == ("red", 30)
+        assert (rows(opened)["SG1/a"].colour, stores_exit_code(status(opened))) == ("red", 30)
         assert image in rows(opened)["SG1/a"].reason
         record = opened.catalog.image(image)
         assert image_json(record, [], accepted=False, is_lost=owed.is_lost(opened, record))["state"] == "lost"

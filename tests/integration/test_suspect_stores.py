@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.stage_one import accept
+from flows.stage_one import approve_beforehand
 from nightferry.catalog.query import Catalog
 from nightferry.copies import origin
 from nightferry.errors import GateClosed
@@ -115,7 +115,7 @@ def test_the_uuid_is_what_udev_names_the_device_by(
     (names / "33-44").symlink_to(source)
     (names / "55-66").symlink_to("/dev/gone")
     monkeypatch.setattr(origin, "UUIDS", names)
-    found = origin.origin_of(load_site(mounted.site.file).site.store("SG1/a"))
+    found = origin.origin_now(load_site(mounted.site.file).site.store("SG1/a"))
     assert found is not None
     assert found.uuid == "33-44"
 
@@ -150,8 +150,8 @@ def test_a_store_whose_disk_is_not_mounted_holds_the_gate_until_it_is_back(mount
         # Stage one alone is not well either.
         assert night_result(opened, record, staged_only=True).exit_code == 3
         # What was accepted beforehand was a store that is partial or missing.
-        accept(opened, record, ["SG1/a"], "known to be broken")
-        assert gate.look(opened, record).state == "held"
+        approve_beforehand(opened, record, ["SG1/a"], "known to be broken")
+        assert gate.evaluate(opened, record).state == "held"
         # Mounted again, the same run stages it again.
         mount(mounted.image, mounted.store)
         assert night.night(opened, BACK_GROUP).result == "whole"
@@ -258,7 +258,7 @@ def test_a_disk_inside_a_store_that_is_not_mounted_is_missed(tmp_path: Path) -> 
         site.file.read_text().replace('kind = "files"', 'kind = "files"\nexclude = ["disk2/"]')
     )
     with site.open(clock) as opened:
-        below = origin.origin_of(load_site(site.file).site.store("SG1/b"))
+        below = origin.origin_now(load_site(site.file).site.store("SG1/b"))
         assert below is not None
         assert below.below == ()
 

@@ -86,7 +86,7 @@ def test_a_held_run_goes_on_when_the_clock_is_set_back_across_its_start(site: Sm
     shutil.rmtree(site.store("SG1/b"))
     with site.open(clock) as opened:
         held = night.stage_one(opened, BACK_GROUP)
-        assert gate.look(opened, held).state == "held"
+        assert gate.evaluate(opened, held).state == "held"
         fill(site.store("SG1/b"))
         clock.advance(timedelta(minutes=-40))
         with pytest.raises(ClockAhead):
@@ -100,7 +100,7 @@ def test_what_a_run_that_was_given_up_staged_whole_is_not_staged_again(site: Sma
     shutil.rmtree(site.store("SG1/b"))
     with site.open(HandClock()) as opened:
         held = night.stage_one(opened, BACK_GROUP)
-        assert gate.look(opened, held).state == "held"
+        assert gate.evaluate(opened, held).state == "held"
         fill(site.store("SG1/b"))
         partial = night.night(opened, BACK_GROUP, stores=["SG1/b"], new=True)
         assert images(opened, partial) == ["b"]

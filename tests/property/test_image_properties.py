@@ -27,7 +27,7 @@ from nightferry.image.index_builder import IndexBuilder
 from nightferry.image.pax import format_time, parse_records, parse_time, pax_record
 from nightferry.image.tar import (
     ALIGN_FROM,
-    ALIGNMENT,
+    PAYLOAD_ALIGNMENT,
     Member,
     Segments,
     decode_header,
@@ -118,7 +118,7 @@ def test_a_member_survives_and_its_payload_lies_where_it_must(member: Member, po
     assert found.payload_bytes == member.payload_bytes
     assert found.end == found.payload_offset + member.payload_bytes + padding(member.payload_bytes)
     if member.payload_bytes >= ALIGN_FROM:
-        assert found.payload_offset % ALIGNMENT == 0
+        assert found.payload_offset % PAYLOAD_ALIGNMENT == 0
     assert len(header) % 512 == 0
 
 

@@ -12,14 +12,14 @@ from nightferry.model.patterns import Matcher
 from nightferry.plan.balance import (
     BATCH_STORES,
     SMALL_BYTES,
-    Lanes,
+    LaneSpeed,
     batches,
-    in_order,
+    lane_order,
     longest_first,
     predict_finish,
 )
 from nightferry.plan.placement import Layout, place
-from nightferry.plan.window import due_groups, run_name, start_delays, window_of, window_start
+from nightferry.plan.window import due_groups, next_run_name, start_delays, window_of, window_start
 
 zones = st.sampled_from(
     ["America/Chicago", "Europe/Berlin", "UTC", "Australia/Lord_Howe", "Asia/Kathmandu"]
@@ -59,7 +59,7 @@ def test_every_group_begins_within_its_night(groups: dict[str, time], now: datet
 def test_run_names_are_never_used_twice(groups: list[str]) -> None:
     used: list[str] = []
     for group in groups:
-        used.append(run_name("20260308", group, used))
+        used.append(next_run_name("20260308", group, used))
     assert len(set(used)) == len(used)
 
 
@@ -67,8 +67,8 @@ def test_run_names_are_never_used_twice(groups: list[str]) -> None:
 def test_the_order_is_never_worse_than_longest_first_nor_better_than_can_be(
     work: dict[str, int], count: int, rate: float
 ) -> None:
-    lanes = Lanes(count, rate)
-    forecast = predict_finish(in_order(work, count), work, lanes)
+    lanes = LaneSpeed(count, rate)
+    forecast = predict_finish(lane_order(work, count), work, lanes)
     assert sorted(name for lane in forecast.lanes for name in lane) == sorted(work)
     longest = predict_finish(longest_first(work), work, lanes)
     least = max([sum(work.values()) / count, *work.values()], default=0) / rate
@@ -85,7 +85,7 @@ def test_for_a_handful_of_images_the_order_is_as_good_as_trying_everything(
         max(sum(s for s, lane in zip(all_sizes, chosen, strict=True) if lane == n) for n in range(count))
         for chosen in itertools.product(range(count), repeat=len(all_sizes))
     )
-    assert predict_finish(in_order(work, count), work, Lanes(count, 1.0)).seconds <= best * 1.0001
+    assert predict_finish(lane_order(work, count), work, LaneSpeed(count, 1.0)).seconds <= best * 1.0001
 
 
 @given(st.dictionaries(names, st.none() | st.integers(0, 2 * SMALL_BYTES), max_size=120))

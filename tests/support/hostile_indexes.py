@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from nightferry.catalog import schema
-from nightferry.image.index import SCHEMA, IndexRow
+from nightferry.image.index import INDEX_SCHEMA, IndexRow
 from nightferry.image.index_builder import IndexBuilder
 from tests.support import parquet_bytes as by_hand
 
@@ -25,7 +25,7 @@ def _plain(rows: int = 8) -> bytes:
     for number in range(rows):
         builder.add(IndexRow(b"%08d" % number, "file"))
     table = pq.read_table(io.BytesIO(builder.finish()), use_threads=False)
-    return _parquet(pa.Table.from_arrays(table.columns, schema=SCHEMA))
+    return _parquet(pa.Table.from_arrays(table.columns, schema=INDEX_SCHEMA))
 
 
 def _parquet(table: pa.Table, **options: Any) -> bytes:
@@ -38,7 +38,7 @@ def _parquet(table: pa.Table, **options: Any) -> bytes:
 def _changed(column: str, values: pa.Array, rows: int, **options: Any) -> bytes:
     table = pq.read_table(io.BytesIO(_plain(rows)), use_threads=False)
     at = table.schema.get_field_index(column)
-    return _parquet(table.set_column(at, SCHEMA.field(column), values), **options)
+    return _parquet(table.set_column(at, INDEX_SCHEMA.field(column), values), **options)
 
 
 def compressed_bomb() -> bytes:
@@ -122,10 +122,10 @@ def dense_rows() -> bytes:
     one = pq.read_table(io.BytesIO(_plain(1)), use_threads=False)
     table = one.take(pa.array(np.zeros(count, "int32")))
     paths = pa.array([b"%08d" % number for number in range(count)], pa.binary())
-    table = table.set_column(0, SCHEMA.field("path"), paths)
+    table = table.set_column(0, INDEX_SCHEMA.field("path"), paths)
     offsets = pa.array(np.zeros(count, "int64"))
-    table = table.set_column(table.schema.get_field_index("offset"), SCHEMA.field("offset"), offsets)
-    dictionary = [field.name for field in SCHEMA if field.name not in ("path", "sparse")]
+    table = table.set_column(table.schema.get_field_index("offset"), INDEX_SCHEMA.field("offset"), offsets)
+    dictionary = [field.name for field in INDEX_SCHEMA if field.name not in ("path", "sparse")]
     return _parquet(table, use_dictionary=dictionary, column_encoding={"path": "DELTA_BYTE_ARRAY"})
 
 
@@ -136,9 +136,9 @@ def long_texts() -> bytes:
     table = one.take(pa.array(np.zeros(count, "int32")))
     paths = pa.array([b"%08d" % number for number in range(count)], pa.binary())
     notes = pa.DictionaryArray.from_arrays(np.zeros(count, "int32"), pa.array(["x" * 1500]))
-    table = table.set_column(0, SCHEMA.field("path"), paths)
+    table = table.set_column(0, INDEX_SCHEMA.field("path"), paths)
     table = table.set_column(table.schema.get_field_index("note"), "note", notes)
-    dictionary = [field.name for field in SCHEMA if field.name not in ("path", "sparse")]
+    dictionary = [field.name for field in INDEX_SCHEMA if field.name not in ("path", "sparse")]
     encoding = {"path": "DELTA_BYTE_ARRAY"}
     return _parquet(table, use_dictionary=dictionary, column_encoding=encoding, row_group_size=32_768)
 

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from nightferry.errors import IntegrityError
 from nightferry.image.format import END_PATH, INDEX_COMMENT, INDEX_PATH, TAIL_BYTES
-from nightferry.image.index import ROWS_PER_GROUP, SCHEMA, Index, IndexRow, rows_of
+from nightferry.image.index import INDEX_SCHEMA, ROWS_PER_GROUP, Index, IndexRow, rows_of
 from nightferry.image.reader import ImageReader
 from nightferry.image.tar import BLOCK, Decoded, decode_header, padding
 from nightferry.transfer.base import ByteReader
@@ -155,7 +155,7 @@ class _Walk:
 
 def _by_offset(index: Index) -> Iterator[IndexRow]:
     """The rows that have a member, in the order of the tar."""
-    table = pa.concat_tables([*index.tables()] or [SCHEMA.empty_table()])
+    table = pa.concat_tables([*index.tables()] or [INDEX_SCHEMA.empty_table()])
     table = table.filter(pc.greater_equal(table.column("offset"), 0)).sort_by("offset")
     for start in range(0, table.num_rows, ROWS_PER_GROUP):
         yield from rows_of(table.slice(start, ROWS_PER_GROUP))

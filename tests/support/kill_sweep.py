@@ -205,7 +205,7 @@ class Sweep:
             record = night(opened, BACK_GROUP)
             if (record.state, record.result) != ("ended", "whole"):
                 problems.append(f"the run is {record.state} {record.result}")
-            if gate.look(opened, record).state != "open":
+            if gate.evaluate(opened, record).state != "open":
                 problems.append("the gate is shut")
             problems += [
                 f"{s.store} is {s.colour}: {s.reason}" for s in status(opened) if s.colour != "green"

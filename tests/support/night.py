@@ -10,7 +10,7 @@ from nightferry.errors import NightferryError
 from nightferry.model.records import RunRecord
 from nightferry.night import gate, move, run, stage
 from nightferry.night.report import night_result
-from nightferry.night.run import drain_requested
+from nightferry.night.run import must_drain
 from nightferry.progress import QUIET, Cancel, Progress
 from nightferry.site.nodes import active_node
 from nightferry.site.opened import OpenSite
@@ -33,7 +33,7 @@ def stage_one(
         lock.name_run(record.run)
         if begun.finished:
             return record
-        if gate.look(opened, record).state == "open" and not images.lost_images(opened, record):
+        if gate.evaluate(opened, record).state == "open" and not images.lost_images(opened, record):
             return record
         record = run.set_state(opened, record, node=active_node(opened, back_group))
         move.to_active(opened, record, progress=progress, cancel=cancel)
@@ -86,7 +86,7 @@ def stage_two(
             for each in owed.owed(opened, record.back_group):
                 if each.undeliverable:
                     continue
-                if drain_requested(opened, record.back_group):
+                if must_drain(opened, record.back_group):
                     break
                 try:
                     remake_copy(opened, each.image, each.destination, progress=progress, cancel=cancel)
@@ -95,7 +95,7 @@ def stage_two(
             room.free_staging(opened, record.back_group)
         move.settle(opened, record.back_group, progress=progress)
         result = night_result(opened, record)
-        if drain_requested(opened, record.back_group):
+        if must_drain(opened, record.back_group):
             run.set_state(opened, record, state="drained", result="partial")
         elif not result.missing_copies:
             run.end_run(opened, record, result.run_result)

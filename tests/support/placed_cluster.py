@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nightferry.cli.prefect_server import QUIET
+from nightferry.cli.prefect_server import QUIET_SERVER
 from tests.servers.pacemaker import HUB, PacemakerServer
 from tests.support.cluster_site import CLI, ROOT, ClusterSite
 from tests.support.prefect_site import until
@@ -54,7 +54,7 @@ class PlacedCluster:
 
     def environment(self, node: str) -> list[str]:
         """What a process on a node is started with."""
-        given = QUIET | {
+        given = QUIET_SERVER | {
             "PYTHONPATH": f"{self._paths.get(node, '')}{ROOT}",
             "PREFECT_API_URL": URL,
             "PREFECT_API_AUTH_STRING": AUTH,
@@ -75,7 +75,13 @@ class PlacedCluster:
                 stack,
                 "server",
                 self.server.hub_argv(
-                    *("setpriv", "--pdeathsig", "KILL", "env", *(f"{k}={v}" for k, v in QUIET.items())),
+                    *(
+                        "setpriv",
+                        "--pdeathsig",
+                        "KILL",
+                        "env",
+                        *(f"{k}={v}" for k, v in QUIET_SERVER.items()),
+                    ),
                     *(f"PREFECT_HOME={self.home}/server", f"PREFECT_SERVER_API_AUTH_STRING={AUTH}"),
                     *(f"PREFECT_API_URL={URL}", f"PREFECT_API_AUTH_STRING={AUTH}"),
                     *(sys.executable, "-m", "prefect", "server", "start", "--host", HUB, "--port", "4200"),

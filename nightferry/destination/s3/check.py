@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from nightferry.clock import SYSTEM_CLOCK, Clock
+from nightferry.clock import CLOCKS_APART, SYSTEM_CLOCK, Clock
 from nightferry.destination.s3.bucket import Bucket
 from nightferry.destination.s3.lock import Wanted
 from nightferry.destination.s3.probe import abilities
@@ -14,7 +14,6 @@ from nightferry.model.destinations import ARCHIVE_CLASSES
 from nightferry.model.findings import Finding
 from nightferry.units import counted, format_duration
 
-CLOCKS_APART = timedelta(minutes=5)
 ORPHAN_AGE = timedelta(days=2)
 """An upload that was begun before and has not ended no longer belongs to a night."""
 

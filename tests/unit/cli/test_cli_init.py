@@ -11,7 +11,7 @@ import pytest
 from nightferry.cli import init as init_module
 from nightferry.cli import machine as machine_module
 from nightferry.cli.app import main
-from nightferry.cli.machine import Machine, Mount, find_sqlite, likely_stores, mounts, timezone
+from nightferry.cli.machine import Machine, Volume, find_sqlite, likely_stores, mounts, timezone
 from nightferry.model.load import load_site
 
 
@@ -60,7 +60,7 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path, data, capsys):
 
 
 def test_a_folder_with_a_space_in_its_name_is_the_one_that_copies_go_to(tmp_path, data, monkeypatch, capsys):
-    monkeypatch.setattr("nightferry.cli.init.look", lambda: machine(mounts=()))
+    monkeypatch.setattr("nightferry.cli.init.inspect_machine", lambda: machine(mounts=()))
     assert main(["init", str(tmp_path / "my site"), "--store", str(data), "--json"]) == 0
     copies = json.loads(capsys.readouterr().out)["copies"]
     assert copies == str(tmp_path / "my site" / "copies")
@@ -113,11 +113,11 @@ def test_staging_and_copies_go_to_disks_of_their_own(tmp_path, data, monkeypatch
     big.mkdir()
     small.mkdir()
     found = machine(
-        mounts=(Mount(big, "xfs", -1, 10**12), Mount(small, "ext4", -2, 10**9)),
+        mounts=(Volume(big, "xfs", -1, 10**12), Volume(small, "ext4", -2, 10**9)),
         sqlite_files=(Path("/var/lib/x\x1b.db"),),
         has_postgres=True,
     )
-    monkeypatch.setattr(init_module, "look", lambda: found)
+    monkeypatch.setattr(init_module, "inspect_machine", lambda: found)
     assert main(["init", str(tmp_path / "s"), "--store", str(data)]) == 0
     loaded = load_site(tmp_path / "s" / "nightferry.toml")
     assert loaded.site.back_groups[0].path == big / "nightferry-staging"
@@ -168,4 +168,4 @@ def test_what_holds_the_backups_is_not_proposed_as_a_store(tmp_path, data):
 
 
 def test_looking_changes_nothing_and_names_this_machine():
-    assert machine_module.look().hostname
+    assert machine_module.inspect_machine().hostname

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nightferry.cluster.reader_agent import AGENT_PATH, install_agent, working_on
+from nightferry.cluster.reader_agent import AGENT_PATH, install_agent, registered_work
 from nightferry.errors import Cancelled, ClusterError, GroupStopping
 from nightferry.progress import Cancel
 from tests.conftest import needs
@@ -33,7 +33,7 @@ def wait_for_stop(cancel):
 
 
 def test_work_is_registered_by_process_and_start_time_while_it_lasts(folder):
-    with working_on([MAIL, BACK], Cancel(), folder=folder):
+    with registered_work([MAIL, BACK], Cancel(), folder=folder):
         for group in (MAIL, BACK):
             (lease,) = folder.glob(f"{group}/*.lease")
             pid, began, _, _ = lease.name.split(".")
@@ -49,7 +49,7 @@ def test_a_group_that_stops_ends_the_work_on_it_and_nothing_else(folder):
     whole = Cancel()
 
     def work():
-        with working_on([MAIL, BACK], whole, folder=folder) as cancel:
+        with registered_work([MAIL, BACK], whole, folder=folder) as cancel:
             (folder / MAIL / "here").unlink()
             wait_for_stop(cancel)
 
@@ -62,26 +62,26 @@ def test_a_group_that_stops_ends_the_work_on_it_and_nothing_else(folder):
 def test_a_wish_to_stop_the_whole_reaches_the_work_as_what_it_is(folder):
     whole = Cancel()
     threading.Timer(0.05, whole.set, ["enough"]).start()
-    with pytest.raises(Cancelled, match="enough"), working_on([MAIL], whole, folder=folder) as cancel:
+    with pytest.raises(Cancelled, match="enough"), registered_work([MAIL], whole, folder=folder) as cancel:
         wait_for_stop(cancel)
 
 
 def test_work_on_a_group_that_is_not_here_does_not_begin(folder):
     (folder / BACK / "here").unlink()
-    with pytest.raises(GroupStopping, match=BACK), working_on([MAIL, BACK], Cancel(), folder=folder):
+    with pytest.raises(GroupStopping, match=BACK), registered_work([MAIL, BACK], Cancel(), folder=folder):
         raise AssertionError("it began")
     assert list(folder.glob("*/*.lease")) == []
 
 
 def test_what_is_not_here_may_be_none_of_the_works_business(folder):
     (folder / BACK / "here").unlink()
-    with working_on([MAIL, BACK], Cancel(), if_here=True, folder=folder):
+    with registered_work([MAIL, BACK], Cancel(), if_here=True, folder=folder):
         assert [lease.parent.name for lease in folder.glob("*/*.lease")] == [MAIL]
 
 
 def test_without_an_agent_on_this_node_nothing_is_registered(tmp_path):
     whole = Cancel()
-    with working_on([MAIL], whole, folder=tmp_path) as cancel:
+    with registered_work([MAIL], whole, folder=tmp_path) as cancel:
         assert cancel is whole
     assert list(tmp_path.iterdir()) == []
 

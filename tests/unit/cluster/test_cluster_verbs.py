@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightferry.cluster.verbs import Words, cluster_exe, powershell, quoted, read, verbs
+from nightferry.cluster.verbs import WordList, cluster_exe, powershell, quoted, read, verbs
 from nightferry.errors import ConfigError
 from nightferry.model.nodes import CommandClusterSettings, Reading
 
@@ -69,7 +69,7 @@ def test_values_that_could_be_more_than_a_name_are_refused(value):
     with pytest.raises(ConfigError):
         quoted("node", value)
     with pytest.raises(ConfigError):
-        Words(("/bin/x", "{node}")).argv({"node": value})
+        WordList(("/bin/x", "{node}")).argv({"node": value})
 
 
 @given(st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1).filter(lambda t: t[0] != "-"))
@@ -89,7 +89,7 @@ def test_a_quoted_value_ends_where_it_ends(value):
 
 
 def test_placeholders_are_filled_once_and_other_braces_stay():
-    argv = Words(("/bin/x", "{group}:{node}", "{$_.Name}", "{{group}}")).argv(
+    argv = WordList(("/bin/x", "{group}:{node}", "{$_.Name}", "{{group}}")).argv(
         {"group": "{node}", "node": "n"}
     )
     assert argv == ("/bin/x", "{node}:n", "{$_.Name}", "{{node}}")

@@ -26,18 +26,18 @@ tables: list[list[dict[str, Any]]] = []
 
 
 def test_the_inventory_lists_every_cartridge(here: OpenSite) -> None:
-    assert media.inventory.fn(None, None) == 6  # type: ignore[arg-type] # the site is not looked at
+    assert media.list_cartridges.fn(None, None) == 6  # type: ignore[arg-type] # the site is not looked at
     (rows,) = tables
     assert {row["destination"] for row in rows} == {"tape"}
     assert {row["element"] for row in rows} == {f"slot {n}" for n in range(6)}
 
 
 def test_cartridges_go_out_and_come_in(here: OpenSite) -> None:
-    assert media.export.fn(None, "A00002L9", "vault", None)  # type: ignore[arg-type] # the site is not looked at
+    assert media.export_cartridge.fn(None, "A00002L9", "vault", None)  # type: ignore[arg-type] # the site is not looked at
     assert offsite(here) == {"tape": {"A00002L9"}}
-    assert media.take_in.fn(None, None, "back") == ["A00002L9"]  # type: ignore[arg-type] # as above
+    assert media.import_cartridges.fn(None, None, "back") == ["A00002L9"]  # type: ignore[arg-type] # as above
     assert offsite(here) == {}
 
 
 def test_a_cartridge_that_cannot_be_exported_is_said_and_not_raised(here: OpenSite) -> None:
-    assert not media.export.fn(None, "Z99999L9", "vault", None)  # type: ignore[arg-type] # as above
+    assert not media.export_cartridge.fn(None, "Z99999L9", "vault", None)  # type: ignore[arg-type] # as above

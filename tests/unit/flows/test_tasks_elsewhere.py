@@ -69,7 +69,7 @@ def cancel(monkeypatch):
 @pytest.fixture
 def elsewhere(monkeypatch, cancel):
     """The waiting for a part on another node, against a server; nothing waits longer than a moment."""
-    monkeypatch.setattr(place, "POLL_S", 0.01)
+    monkeypatch.setattr(place, "POLL_RUN_S", 0.01)
     monkeypatch.setattr(place, "deployment_name", lambda site, node: f"tex-{node.lower()}")
     for name in ("SILENT_S", "START_S"):
         monkeypatch.setattr(heartbeat, name, 0.1)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from nightferry.errors import IntegrityError
-from nightferry.health.everywhere import Answer, Seen, compare, dump_findings, load_findings, look_here
+from nightferry.health.everywhere import NodeAnswer, Seen, compare, dump_findings, load_findings, look_here
 from nightferry.model.findings import Finding
 from tests.support.small_site import SmallSite
 
@@ -17,11 +17,11 @@ WARNING = Finding("NF-STAGE-003", "warn", "a disk", "another disk")
 SEEN = Seen("0.1.0", "3.11", "a" * 64, NOW, "20261101-TEX-BACK-1 of 2026-11-01", (WARNING,))
 
 
-def answer(node: str, **changes: object) -> Answer:
-    return Answer(node, replace(SEEN, **changes), NOW - timedelta(seconds=9), NOW + timedelta(seconds=2))
+def answer(node: str, **changes: object) -> NodeAnswer:
+    return NodeAnswer(node, replace(SEEN, **changes), NOW - timedelta(seconds=9), NOW + timedelta(seconds=2))
 
 
-def ids(*answers: Answer) -> list[str]:
+def ids(*answers: NodeAnswer) -> list[str]:
     return [f.id for f in compare(list(answers)) if f != WARNING and f.id != WARNING.id]
 
 
@@ -46,7 +46,9 @@ def test_nodes_that_do_not_agree_are_named() -> None:
     assert ids(answer("A"), answer("B", catalog="other")) == ["NF-NODE-006"]
     assert ids(answer("A"), answer("B", catalog="")) == ["NF-NODE-005"]
     (silent,) = [
-        f for f in compare([answer("A"), Answer("B", None, NOW, NOW, "no worker")]) if f.id == "NF-NODE-001"
+        f
+        for f in compare([answer("A"), NodeAnswer("B", None, NOW, NOW, "no worker")])
+        if f.id == "NF-NODE-001"
     ]
     assert silent.text == "B does not answer: no worker"
 

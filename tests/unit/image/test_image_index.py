@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nightferry.errors import IntegrityError
-from nightferry.image.index import ROWS_PER_GROUP, SCHEMA, Index, IndexRow
+from nightferry.image.index import INDEX_SCHEMA, ROWS_PER_GROUP, Index, IndexRow
 from nightferry.image.index_builder import IndexBuilder
 
 FULL = IndexRow(
@@ -206,7 +206,7 @@ def test_nulls_and_odd_sparse_maps_are_refused() -> None:
 def test_columns_added_later_are_ignored() -> None:
     later = table_of(FULL).append_column("colour", pa.array(["blue"]))
     assert list(Index(parquet(later))) == [FULL]
-    assert len(later.schema) == len(SCHEMA) + 1
+    assert len(later.schema) == len(INDEX_SCHEMA) + 1
 
 
 def test_an_index_without_the_later_columns_is_read(tmp_path: Path) -> None:

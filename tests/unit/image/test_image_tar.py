@@ -13,15 +13,15 @@ from nightferry.image.attributes import Attributes
 from nightferry.image.pax import format_time, pax_record
 from nightferry.image.tar import (
     ALIGN_FROM,
-    ALIGNMENT,
     MAX_SEGMENTS,
+    PAYLOAD_ALIGNMENT,
     STREAM_SIZE_AT,
     HeaderTooLarge,
     Member,
     decode_header,
     encode_header,
-    format_size,
     padding,
+    size_field,
     ustar_header,
 )
 from tests.imaging import gnu_tar, mtime_text, output
@@ -94,7 +94,7 @@ def test_gnu_tar_reads_owner_names_of_any_bytes(tmp_path: Path) -> None:
 
 def test_gnu_tar_takes_a_size_that_was_written_back(tmp_path: Path) -> None:
     header = bytearray(encode_header(Member(b"f"), 0, stream=True))
-    header[STREAM_SIZE_AT : STREAM_SIZE_AT + 20] = format_size(5000)
+    header[STREAM_SIZE_AT : STREAM_SIZE_AT + 20] = size_field(5000)
     image = tmp_path / "a.tar"
     image.write_bytes(header + b"x" * 5000 + bytes(padding(5000)) + bytes(1024))
     gnu_tar("-C", tmp_path, "-xf", image)
@@ -185,7 +185,7 @@ def test_a_long_sparse_map_is_read_back_whole() -> None:
 def test_large_payloads_begin_on_the_alignment(position: int, segments: object) -> None:
     member = Member(b"f" * 300, size=3 * ALIGN_FROM, segments=segments)  # type: ignore[arg-type]  # parametrized
     header = encode_header(member, position)
-    assert (position + len(header)) % ALIGNMENT == 0
+    assert (position + len(header)) % PAYLOAD_ALIGNMENT == 0
     found = decode_header(lambda at, n: header[at - position : at - position + n], position, 1 << 40)
     assert found is not None
     assert found.payload_offset == position + len(header)

@@ -1,6 +1,6 @@
 """Fixed selections."""
 
-from nightferry.model.selection import current, diff, rule
+from nightferry.model.selection import diff, listed_stores, rule
 from nightferry.model.stores import Group
 
 
@@ -12,7 +12,7 @@ def group(*names):
 
 
 def test_the_difference_names_what_came_and_went():
-    now = current(group("a", "c", "b"))
+    now = listed_stores(group("a", "c", "b"))
     assert now == ("a", "c", "b")
     change = diff(["a", "x", "b"], now)
     assert (change.added, change.removed) == (("c",), ("x",))

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from nightferry.errors import ConfigError, NotInThisRelease
-from nightferry.model.destinations import FsspecSettings, TapeSettings, VirtualLibrary
+from nightferry.model.destinations import FsspecSettings, TapeSettings, VirtualLibrarySettings
 from nightferry.model.load import parse_site
 from nightferry.units import GIB, MIB
 
@@ -163,7 +163,7 @@ def test_the_contracts_site_file_parses():
     assert site.store("SG1/priv1").store.kind == "files"
     tape = site.destination("tape")
     assert isinstance(tape, TapeSettings)
-    assert isinstance(tape.library, VirtualLibrary)
+    assert isinstance(tape.library, VirtualLibrarySettings)
     assert tape.library.cartridge_bytes == 2 * GIB
     assert tape.pool.wait_for_media == 8 * 3600
     assert site.retention_of("tape").keep_monthly == 12

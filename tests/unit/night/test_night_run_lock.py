@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightferry.errors import BusyError
-from nightferry.night.run import HeldLocks, drain_requested, lock_key, run_lock
+from nightferry.night.run import HeldLocks, lock_key, must_drain, run_lock
 from nightferry.progress import QUIET, Cancel
 from tests.support.prefect_site import until
 from tests.support.small_site import BACK_GROUP, SmallSite
@@ -26,9 +26,9 @@ def test_a_part_works_under_its_nights_lock_and_hears_its_drain_request(site: Sm
     ):
         key = lock_key(night, BACK_GROUP)
         with run_lock(part, BACK_GROUP, progress=QUIET, cancel=Cancel(), under=key):
-            assert not drain_requested(part, BACK_GROUP)
+            assert not must_drain(part, BACK_GROUP)
             night.catalog.request_drain(BACK_GROUP, by="the next window")
-            assert drain_requested(part, BACK_GROUP)
+            assert must_drain(part, BACK_GROUP)
         assert part.part(HeldLocks) == {}
         assert night.catalog.run_lock(BACK_GROUP).holder() is not None
 

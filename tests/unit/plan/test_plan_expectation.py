@@ -6,19 +6,26 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nightferry.model.records import ImageRecord, Origin
+from nightferry.model.records import ImageRecord, StoreOrigin
 from nightferry.model.stores import Expect
 from nightferry.plan.expectation import doubts, elsewhere
 from nightferry.plan.lines import lines, path_before
 from nightferry.units import MIB
 
-DISK = Origin(path="/srv/a", mount="/srv/a", source="/dev/sdb1", filesystem="xfs", uuid="1111", device="8:17")
-ROOT = Origin(path="/srv/a", mount="/", source="/dev/sda1", filesystem="xfs", uuid="2222", device="8:1")
+DISK = StoreOrigin(
+    path="/srv/a", mount="/srv/a", source="/dev/sdb1", filesystem="xfs", uuid="1111", device="8:17"
+)
+ROOT = StoreOrigin(path="/srv/a", mount="/", source="/dev/sda1", filesystem="xfs", uuid="2222", device="8:1")
 AT = datetime(2026, 11, 30, 20, tzinfo=UTC)
 
 
 def image(
-    size_bytes: int = 0, files: int = 1, *, kind: str = "files", origin: Origin | None = None, name: str = "i"
+    size_bytes: int = 0,
+    files: int = 1,
+    *,
+    kind: str = "files",
+    origin: StoreOrigin | None = None,
+    name: str = "i",
 ) -> ImageRecord:
     return ImageRecord.model_construct(
         image=name,

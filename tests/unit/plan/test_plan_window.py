@@ -4,7 +4,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from nightferry.errors import ConfigError
-from nightferry.plan.window import due_groups, night_start, run_name, start_delays, window_of, window_start
+from nightferry.plan.window import (
+    due_groups,
+    next_run_name,
+    night_start,
+    start_delays,
+    window_of,
+    window_start,
+)
 
 CHICAGO = ZoneInfo("America/Chicago")
 
@@ -97,12 +104,12 @@ def test_the_stagger_across_a_clock_change_is_elapsed_time() -> None:
 
 
 def test_run_names_count_from_two() -> None:
-    first = run_name("20260308", "TEX-BACK-1", [])
+    first = next_run_name("20260308", "TEX-BACK-1", [])
     assert first == "20260308-TEX-BACK-1"
-    assert run_name("20260308", "TEX-BACK-1", [first]) == f"{first}-2"
-    assert run_name("20260308", "TEX-BACK-1", [first, f"{first}-2", f"{first}-10"]) == f"{first}-11"
-    assert run_name("20260308", "TEX-BACK-1", ["20260307-TEX-BACK-1", f"{first}-x"]) == first
-    assert run_name("20260308", "TEX-BACK-2", [first]) == "20260308-TEX-BACK-2"
+    assert next_run_name("20260308", "TEX-BACK-1", [first]) == f"{first}-2"
+    assert next_run_name("20260308", "TEX-BACK-1", [first, f"{first}-2", f"{first}-10"]) == f"{first}-11"
+    assert next_run_name("20260308", "TEX-BACK-1", ["20260307-TEX-BACK-1", f"{first}-x"]) == first
+    assert next_run_name("20260308", "TEX-BACK-2", [first]) == "20260308-TEX-BACK-2"
 
 
 def test_delays_are_those_of_the_window_of_the_run_though_the_clock_is_a_second_slow() -> None:

@@ -12,7 +12,7 @@ from nightferry.image.index import IndexRow
 from nightferry.progress import Quiet
 from nightferry.restore.extract import extract
 from nightferry.restore.tree import RestoreReport, TargetTree
-from nightferry.restore.walk import KEPT_OPEN, remove_tree
+from nightferry.restore.walk import OPEN_FOLDERS, remove_tree
 from nightferry.source.files import MAX_DEPTH, FilesSource
 from tests.imaging import open_image, output, write_source
 from tests.support.disks import ext4, small_disk
@@ -207,7 +207,7 @@ class TestDepth:
             before = len(os.listdir("/proc/self/fd"))
             report = restored(tmp_path / "i.tar", target, progress=Counting())
             assert (report.directories, report.files, report.complete) == (MAX_DEPTH + 1, 4, True)
-            assert most - before < KEPT_OPEN + 8
+            assert most - before < OPEN_FOLDERS + 8
             found = [output("find", top, "-printf", "%d %y %m %s %T@\\n") for top in (store, target)]
             assert sorted(found[0].splitlines()) == sorted(found[1].splitlines())
             assert len(found[0].splitlines()) == MAX_DEPTH + 5

@@ -12,7 +12,7 @@ import pytest
 
 from nightferry.errors import ConfigError
 from nightferry.restore import in_place
-from nightferry.restore.in_place import beside, in_place_exchange, store_in_use
+from nightferry.restore.in_place import in_place_exchange, path_beside, store_in_use
 
 
 def make(path: Path, text: str) -> Path:
@@ -24,7 +24,7 @@ def make(path: Path, text: str) -> Path:
 def test_the_new_content_takes_the_place_and_the_old_stays(tmp_path: Path) -> None:
     store = make(tmp_path / "priv1", "old")
     for number, expected in enumerate(["priv1.before-R1", "priv1.before-R1-2", "priv1.before-R1-3"]):
-        new = make(beside(store, "R1"), f"new {number}")
+        new = make(path_beside(store, "R1"), f"new {number}")
         before = in_place_exchange(store, new, "R1")
         assert before == tmp_path / expected
         assert (store / "f").read_text() == f"new {number}"
@@ -43,7 +43,7 @@ def test_a_single_file_is_exchanged_too(tmp_path: Path) -> None:
 
 def test_a_store_that_is_gone_gets_its_name_back(tmp_path: Path) -> None:
     store = tmp_path / "priv1"
-    assert in_place_exchange(store, make(beside(store, "R1"), "new"), "R1") is None
+    assert in_place_exchange(store, make(path_beside(store, "R1"), "new"), "R1") is None
     assert (store / "f").read_text() == "new"
     assert os.listdir(tmp_path) == ["priv1"]
 
@@ -52,7 +52,7 @@ def test_links_in_the_path_of_the_store_are_resolved(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     real = make(tmp_path / "disk" / "priv1", "old")
     (tmp_path / "priv1").symlink_to(real)
-    new = make(beside(tmp_path / "priv1", "R1"), "new")
+    new = make(path_beside(tmp_path / "priv1", "R1"), "new")
     assert new.parent == real.parent
     assert in_place_exchange(tmp_path / "priv1", new, "R1") == tmp_path / "disk" / "priv1.before-R1"
     assert (tmp_path / "priv1").is_symlink()
@@ -64,7 +64,7 @@ def test_what_cannot_be_exchanged_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     store = make(tmp_path / "priv1", "old")
-    new = make(beside(store, "R1"), "new")
+    new = make(path_beside(store, "R1"), "new")
 
     def refuse(first: bytes, second: bytes) -> None:
         raise OSError(number, os.strerror(number))
@@ -78,7 +78,7 @@ def test_what_cannot_be_exchanged_stays_as_it_was(
 @pytest.mark.parametrize(("point", "content"), [("rename_exchange", "old"), ("rename_noreplace", "new")])
 def test_a_kill_between_the_steps_leaves_old_or_new(tmp_path: Path, point: str, content: str) -> None:
     store = make(tmp_path / "priv1", "old")
-    new = make(beside(store, "R1"), "new")
+    new = make(path_beside(store, "R1"), "new")
     program = f"""
 import os, signal
 from pathlib import Path

@@ -20,7 +20,7 @@ from nightferry.restore import tree as tree_module
 from nightferry.restore.metadata import ACL_ACCESS, ACL_DEFAULT, Metadata, Owners
 from nightferry.restore.new_file import TEMPORARY_PREFIX
 from nightferry.restore.tree import Overwrite, TargetTree
-from nightferry.restore.walk import KEPT_OPEN
+from nightferry.restore.walk import OPEN_FOLDERS
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NOBODY = 65534
@@ -668,5 +668,5 @@ def test_deep_paths_need_few_descriptors(tmp_path: Path) -> None:
     with TargetTree(tmp_path) as tree:
         assert write(tree, deep + b"/f")
         assert write(tree, deep + b"/g")
-        assert len(os.listdir("/proc/self/fd")) <= before + KEPT_OPEN + 2
+        assert len(os.listdir("/proc/self/fd")) <= before + OPEN_FOLDERS + 2
     assert len(os.listdir("/proc/self/fd")) == before

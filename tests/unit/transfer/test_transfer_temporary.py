@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.transfer.temporary import MARK, clear_dead_folders, mark_folder, process_key, temporary_folder
+from nightferry.transfer.temporary import (
+    PROCESS_FILE,
+    clear_dead_folders,
+    mark_folder,
+    process_key,
+    temporary_folder,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +61,10 @@ def test_a_marked_folder_goes_when_all_who_work_there_are_dead(temporary: Path) 
     mark_folder(marked, [os.getppid()])
     clear_dead_folders()
     assert marked.is_dir()
-    (marked / MARK).write_text(f"{dead_process()}\n{process_key()}\n")
+    (marked / PROCESS_FILE).write_text(f"{dead_process()}\n{process_key()}\n")
     clear_dead_folders()
     assert marked.is_dir()
-    (marked / MARK).write_text(f"{dead_process()}\n")
+    (marked / PROCESS_FILE).write_text(f"{dead_process()}\n")
     clear_dead_folders()
     assert not marked.exists()
 
@@ -67,7 +73,7 @@ def test_a_marked_folder_goes_when_all_who_work_there_are_dead(temporary: Path) 
 def test_a_mark_that_proves_nothing_removes_nothing(temporary: Path, mark: str) -> None:
     folder = temporary / "somebody's"
     folder.mkdir(mode=0o700)
-    (folder / MARK).write_text(mark)
+    (folder / PROCESS_FILE).write_text(mark)
     clear_dead_folders()
     assert folder.is_dir()
 
@@ -76,7 +82,7 @@ def test_what_others_may_write_into_is_never_removed(temporary: Path) -> None:
     shared = temporary / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
-    (shared / MARK).write_text(f"{dead_process()}\n")
+    (shared / PROCESS_FILE).write_text(f"{dead_process()}\n")
     (temporary / f"nightferry-plan-{dead_process()}-x").symlink_to(shared)
     (temporary / f"nightferry-plan-{dead_process()}-y").write_text("a file")
     clear_dead_folders()

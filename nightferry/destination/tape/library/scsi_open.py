@@ -34,7 +34,7 @@ _INQUIRY_BYTES, _SERIAL_BYTES, _LUNS_BYTES = 96, 252, 4096
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the site file says beside where the library is; see ``IscsiLibrary`` and ``ScsiLibrary`` there."""
+    """What the site file says beside where the library is; see ``IscsiLibrarySettings`` and ``ScsiLibrarySettings``."""
 
     locks: tuple[Path, ...]
     elements: tuple[int, ...] = ()

@@ -28,7 +28,7 @@ from nightferry.destination.tape.library.feed import BUFFER_BYTES, Waits, fed
 from nightferry.destination.tape.library.shortage import Need
 from nightferry.destination.tape.library.stock import Stock
 from nightferry.errors import ConfigError, IntegrityError, MediumFull, NoScratch
-from nightferry.model.records import Streamed
+from nightferry.model.records import StreamStatistics
 from nightferry.progress import Cancel, Progress
 
 _MEMBERS = ("meta.json", "chunks", "index", "site.json", "records.json", "site.toml", "recovery.md")
@@ -140,10 +140,10 @@ class ImageWriter:
         return tuple(self._parts)
 
     @property
-    def streamed(self) -> Streamed:
+    def streamed(self) -> StreamStatistics:
         """How it went through the drive, once it is written."""
         waits = self._waits
-        return Streamed(
+        return StreamStatistics(
             size_bytes=self.outgoing.size_bytes - sum(part.bytes for part in self.behind),
             seconds=round(self._seconds, 6),
             waits=waits.waits,
