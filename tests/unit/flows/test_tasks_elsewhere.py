@@ -71,7 +71,7 @@ def elsewhere(monkeypatch, cancel):
     """The waiting for a part on another node, against a server; nothing waits longer than a moment."""
     monkeypatch.setattr(place, "POLL_RUN_S", 0.01)
     monkeypatch.setattr(place, "deployment_name", lambda site, node: f"tex-{node.lower()}")
-    for name in ("SILENT_S", "START_S"):
+    for name in ("HEARTBEAT_SILENT_S", "FIRST_HEARTBEAT_S"):
         monkeypatch.setattr(heartbeat, name, 0.1)
     site = SimpleNamespace(cluster=SimpleNamespace(worker_deadline=60.0))
     view = SimpleNamespace(node=lambda name: SimpleNamespace(online=True))
