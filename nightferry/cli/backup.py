@@ -6,9 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Literal
 
 from nightferry.cli.prefect_server import Server, state_folder, use_server
 from nightferry.cli.session import Session, current
@@ -27,18 +25,16 @@ if TYPE_CHECKING:
     from nightferry.night.report import NightResult
     from nightferry.site.opened import OpenSite
 
-Several = Annotated[tuple[str, ...], Parameter(negative=())]
-
 
 def backup(
     *,
-    group: Several = (),
-    store: Several = (),
+    group: tuple[str, ...] = (),
+    store: tuple[str, ...] = (),
     back_group: str | None = None,
     level: int | None = None,
     stage: Literal["one", "two", "both"] = "both",
-    new: Annotated[bool, Parameter(negative=())] = False,
-    accept_partial: Several = (),
+    new: bool = False,
+    accept_partial: tuple[str, ...] = (),
     reason: str = "",
     clock_is_right: str = "",
 ) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from nightferry.cli.session import current
 
@@ -76,10 +76,10 @@ def rebuild(*, copy: str, to: str) -> int:
 @app.command
 def accept(
     *,
-    yes: Annotated[bool, Parameter(negative=())] = False,
+    yes: bool = False,
     reason: str = "",
     renamed_from: str = "",
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: bool = False,
 ) -> None:
     """Says that a rebuilt catalog is right: until then nothing expires. It is kept in the log.
 

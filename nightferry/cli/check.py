@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from nightferry.cli.session import Session, current
 
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     from nightferry.model.findings import Finding
 
 
-def check(*, everywhere: Annotated[bool, Parameter(negative=())] = False) -> int:
+def check(*, everywhere: bool = False) -> int:
     """Looks for everything that could fail tonight: paths, space, rights, disks, destinations, labels.
 
     Exit code 0 when nothing is wrong, 3 when there are only warnings, 2 when something fails.

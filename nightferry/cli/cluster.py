@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError, GateClosed
@@ -116,8 +116,8 @@ def move(
     /,
     *,
     to: str | None = None,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
-    ungated: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: bool = False,
+    ungated: bool = False,
     reason: str = "",
 ) -> None:
     """Moves a BACK group's disk to a passive node, through the gate of its newest run.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from nightferry.cli.prefect_server import Server, state_folder, use_server
 from nightferry.cli.session import current
@@ -17,10 +15,7 @@ if TYPE_CHECKING:
     from nightferry.model.load import LoadedSite
 
 
-Flag = Annotated[bool, Parameter(negative=())]
-
-
-def deploy(*, dry_run: Flag = False, allow: Flag = False) -> None:
+def deploy(*, dry_run: bool = False, allow: bool = False) -> None:
     """Publishes the site file as a Prefect block, and every flow as a deployment with its schedule.
 
     A node's workers run only site files that were allowed there, or the node's own at its usual place.

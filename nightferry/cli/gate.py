@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from nightferry.cli.session import Session, current
 from nightferry.errors import ConfigError
@@ -64,9 +64,9 @@ def approve(
     run: str,
     /,
     *,
-    store: Annotated[tuple[str, ...], Parameter(negative=())],
+    store: tuple[str, ...],
     reason: str,
-    record_only: Annotated[bool, Parameter(negative=())] = False,
+    record_only: bool = False,
 ) -> int:
     """Accepts the named stores as they are, by record, then goes on with the night: partial, missing or suspect.
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 app = App(name="media", help="Cartridges.")
 LibraryName = Annotated[str | None, Parameter(name="--library")]
-Flag = Annotated[bool, Parameter(negative=())]
 
 
 @app.command(name="list")
@@ -141,9 +140,9 @@ def erase(
     barcode: str,
     /,
     *,
-    yes: Flag = False,
+    yes: bool = False,
     reason: str = "",
-    dry_run: Flag = False,
+    dry_run: bool = False,
     library: LibraryName = None,
 ) -> int:
     """Writes a fresh label over whatever is on a cartridge. One that holds a living copy is refused.

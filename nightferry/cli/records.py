@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from nightferry.cli.session import current
 from nightferry.errors import ConfigError
 from nightferry.site.nodes import require_store
@@ -53,7 +49,7 @@ def images(
     *,
     group: str | None = None,
     store: str | None = None,
-    expired: Annotated[bool, Parameter(negative=())] = False,
+    expired: bool = False,
 ) -> None:
     """Lists the images, the newest first; not those that have expired.
 
@@ -185,7 +181,7 @@ def files(
     *,
     store: str | None = None,
     as_of: str | None = None,
-    outcome: Annotated[bool, Parameter(negative=())] = False,
+    outcome: bool = False,
 ) -> None:
     """Lists the files in an image.
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 app = App(name="restore", help="Restores files, a store or a storage group.")
 
 CopyName = Annotated[str | None, Parameter(name=("--copy", "--from"))]
-Flag = Annotated[bool, Parameter(negative=())]
 OneImage = Annotated[str | None, Parameter(help="Exactly this image.")]
 AsOf = Annotated[
     str | None,
@@ -50,9 +49,9 @@ class Way:
 
     copy: CopyName = None
     overwrite: Literal["never", "older", "always"] = "never"
-    dry_run: Flag = False
-    privileged: Flag = False
-    map_owner: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    dry_run: bool = False
+    privileged: bool = False
+    map_owner: tuple[str, ...] = ()
 
     def writing(self) -> Writing:
         """As the restore itself wants it.
@@ -79,7 +78,7 @@ class GroupWay(Way):
 
     dry_run: Annotated[
         bool,
-        Parameter(negative=(), help="Says which copies, how much and how long; writes nothing."),
+        Parameter(help="Says which copies, how much and how long; writes nothing."),
     ] = False
 
 
@@ -126,8 +125,8 @@ def store(
     /,
     *,
     to: Path | None = None,
-    in_place: Flag = False,
-    yes: Flag = False,
+    in_place: bool = False,
+    yes: bool = False,
     as_of: AsOf = None,
     image: OneImage = None,
     way: Way = _AS_EVER,

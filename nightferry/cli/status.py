@@ -12,9 +12,7 @@ from nightferry.errors import ConfigError, NotInThisRelease
 from nightferry.units import parse_duration
 
 
-def status(
-    *, max_age: str = "26h", policy: Annotated[bool, Parameter(negative=(), show=False)] = False
-) -> int:
+def status(*, max_age: str = "26h", policy: Annotated[bool, Parameter(show=False)] = False) -> int:
     """Says of every store what can be restored: green, amber or red.
 
     Exit code 0 when all are green, 3 when one is amber, 30 when one is red.

@@ -14,7 +14,7 @@ def verify(
     *,
     copy: Annotated[str | None, Parameter(name=("--copy", "--from"))] = None,
     sample: float = 100.0,
-    recall: Annotated[bool, Parameter(negative=())] = False,
+    recall: bool = False,
 ) -> int:
     """Reads copies back and compares them with their chunk tables. A damaged one is marked.
 
@@ -67,9 +67,7 @@ def verify(
     return worst_exit_code(c.exit_code for c in checked)
 
 
-def copy(
-    images: tuple[str, ...] = (), /, *, missing: Annotated[bool, Parameter(negative=())] = False, to: str
-) -> int:
+def copy(images: tuple[str, ...] = (), /, *, missing: bool = False, to: str) -> int:
     """Makes copies again at a destination, from staging or from any other copy.
 
     Parameters
