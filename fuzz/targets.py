@@ -174,7 +174,6 @@ def _read_index(data: bytes) -> None:
     rows = list(index)
     for path in {b"", b"a", b"d/0003", *(row.path for row in rows[:3])}:
         index.lookup(path)
-        list(index.below(path))
         list(index.prefix(path))
     list(index.select(lambda path: path.endswith(b"1")))
 

@@ -1,7 +1,7 @@
 """The whole tree of errors.
 
 Every error a user can meet is a class here. The class says what the command line exits with, whether a retry
-can help, and what to do about it; the instance says what was being done, to what, and why it failed.
+can help, and what to do about it; the instance says what failed, and why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ class NightferryError(Exception):
     Args:
         message: What went wrong, lower case, without a full stop, naming the thing.
         hint: What to do, one sentence; the class's own hint when empty.
-        operation: What was being done (``stage``, ``restore``, ...).
         subject: The thing it was done to (a store, an image, a cartridge).
     """
 
@@ -24,11 +23,10 @@ class NightferryError(Exception):
     retryable: ClassVar[bool] = False
     default_hint: ClassVar[str] = "run again with --json and report the error with `nightferry support`"
 
-    def __init__(self, message: str, *, hint: str = "", operation: str = "", subject: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", subject: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint or self.default_hint
-        self.operation = operation
         self.subject = subject
 
     def as_json(self) -> dict[str, object]:
@@ -308,9 +306,7 @@ def in_tree(error: NightferryError) -> NightferryError:
     known = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
     if known is type(error):
         return error
-    told: NightferryError = known(
-        error.message, hint=error.hint, operation=error.operation, subject=error.subject
-    )
+    told: NightferryError = known(error.message, hint=error.hint, subject=error.subject)
     return told
 
 

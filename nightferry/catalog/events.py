@@ -258,7 +258,6 @@ class EventLog:
             raise BusyError(
                 f"{kind} {subject} was changed by somebody else: event {head} is newer than {expect}",
                 hint="run the command again: it reads the newer event first",
-                operation="append",
                 subject=subject,
             )
         if head < expect:

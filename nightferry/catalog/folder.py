@@ -45,7 +45,6 @@ def catalog_errors(doing: str, path: Path) -> Iterator[None]:
         raise CatalogError(
             f"cannot {doing} {path}: {reason}",
             hint=room_hint(error, path),
-            operation=doing,
             subject=str(path),
         ) from error
 

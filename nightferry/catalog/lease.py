@@ -186,7 +186,6 @@ class LeaseLock:
             raise BusyError(
                 f"{self.back_group} is no longer held by this run{by}",
                 hint="this run has stopped; the other run continues from what this one recorded",
-                operation="lock",
                 subject=self.back_group,
             )
 

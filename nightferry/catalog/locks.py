@@ -255,9 +255,7 @@ class FolderLock:
 
 def busy(back_group: str, holder: Holder | None) -> BusyError:
     """What whoever comes second is told."""
-    return BusyError(
-        f"{back_group} is busy: {holder or 'another process'}", operation="lock", subject=back_group
-    )
+    return BusyError(f"{back_group} is busy: {holder or 'another process'}", subject=back_group)
 
 
 def locked_here(back_group: str) -> BusyError:

@@ -33,6 +33,8 @@ from nightferry.site.state import make_private_folder, state_home, write_private
 START_S = 90.0
 """How long our own server may take to start: its first start makes its database."""
 
+STOP_S = 20.0
+
 QUIET_SERVER = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -42,7 +44,6 @@ QUIET_SERVER = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 """Nothing leaves the machine, and no server is ever made in passing."""
-
 
 AUTH_FILE = "auth"
 """Below the state folder: the auth string of the site's own server, which is also the UI's password."""
@@ -180,7 +181,7 @@ def _auth_string(folder: Path) -> str:
     return known
 
 
-def stop_own(folder: Path, patience_s: float = 20.0) -> bool:
+def stop_own(folder: Path) -> bool:
     """Stops the site's background server; False when none runs.
 
     Raises:
@@ -190,13 +191,13 @@ def stop_own(folder: Path, patience_s: float = 20.0) -> bool:
         server = find_own(folder)
         if server is None:
             return False
-        _end(server, patience_s)
+        _end(server)
         return True
 
 
-def _end(server: Server, patience_s: float = 20.0) -> None:
+def _end(server: Server) -> None:
     os.kill(server.pid, signal.SIGTERM)
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + STOP_S
     while _lives(server.pid):
         if time.monotonic() > deadline:
             raise PrefectRequired(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 app = App(name="restore", help="Restores files, a store or a storage group.")
 
 CopyName = Annotated[str | None, Parameter(name=("--copy", "--from"))]
+_LISTED = 40
+"""Paths that a table names; --json lists all."""
 OneImage = Annotated[str | None, Parameter(help="Exactly this image.")]
 AsOf = Annotated[
     str | None,
@@ -390,12 +392,12 @@ def _show(session: Session, store: str, done: Restored, as_of: datetime | None) 
     return 0 if done.is_complete else 3
 
 
-def _left_out(report: RestoreReport, most: int = 40) -> list[str]:
+def _left_out(report: RestoreReport) -> list[str]:
     from nightferry.model.text import safe
 
     lines = [f"  is already there, kept: {safe(path)}" for path in report.skipped]
     lines += [f"  is there and not older, kept: {safe(path)}" for path in report.kept]
     lines += [f"  refused: {safe(path)}: {reason}" for path, reason in report.refused]
     lines += [f"  not kept: {safe(path)}: {what}" for path, what in report.losses]
-    more = len(lines) - most
-    return lines[:most] + ([f"  and {more} more (--json lists all)"] if more > 0 else [])
+    more = len(lines) - _LISTED
+    return lines[:_LISTED] + ([f"  and {more} more (--json lists all)"] if more > 0 else [])

@@ -71,7 +71,7 @@ class MovePlan:
 
     def failed(self, what: str) -> MoveFailed:
         """What the group did instead, or why it stays: ``is on …``, ``cannot move …``."""
-        return MoveFailed(f"{self.group} {what}", operation="move", subject=self.group)
+        return MoveFailed(f"{self.group} {what}", subject=self.group)
 
     def require_still(self, fresh: MovePlan) -> None:
         """Compares it with the same plan made again.

@@ -165,9 +165,7 @@ class CommandCluster:
                 # A stop was perhaps what ended the move: it does not end this.
                 self._take_back(plan.group, Cancel())
             except ClusterError as second:
-                raise MoveFailed(
-                    f"{error}; and {second.message}", operation="move", subject=plan.group
-                ) from error
+                raise MoveFailed(f"{error}; and {second.message}", subject=plan.group) from error
             raise
 
     def _carry(self, plan: MovePlan, cancel: Cancel) -> None:
@@ -217,7 +215,6 @@ class CommandCluster:
             raise ClusterError(
                 f"what the move of {group} left in the cluster was not removed: {safe(ended.said())}",
                 subject=group,
-                operation="release",
             )
 
     def check(self) -> list[Finding]:

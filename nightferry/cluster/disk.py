@@ -35,7 +35,6 @@ _TOKEN = re.compile(r"owner\.([0-9]{1,12})")
 _SEAL = re.compile(r"seal\.([0-9]{1,6})\.json")
 _M = TypeVar("_M", bound=BaseModel)
 
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -185,7 +184,6 @@ class BackDisk:
         holder = f"{present.node} with epoch {present.epoch}" if present is not None else "nobody"
         raise NotOwner(
             f"the disk {self.path} belongs to {holder}, no longer to epoch {expected_epoch}",
-            operation="take",
             subject=str(self.path),
         )
 

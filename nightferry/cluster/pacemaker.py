@@ -386,7 +386,6 @@ class PacemakerCluster:
             raise MoveFailed(
                 f"{plan.group}: {error}; and the constraint {pin_id(plan.group)} could not be removed: {second}",
                 hint=f"`crm_resource --clear --resource {plan.group}` removes it; so does a rerun",
-                operation="move",
                 subject=plan.group,
             ) from error
         if isinstance(error, MoveFailed):

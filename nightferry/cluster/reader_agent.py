@@ -124,29 +124,17 @@ def program_on(groups: Sequence[str], pid: int, *, folder: Path | None = None) -
         pid: The program, which leads its session.
         folder: Where the agents look.
     """
-    with _leases(groups, pid, ".session", folder or RUN_FOLDER):
-        yield
-
-
-@contextmanager
-def process_on(groups: Sequence[str], pid: int, *, folder: Path | None = None) -> Iterator[None]:
-    """As ``program_on``, of one process alone."""
-    with _leases(groups, pid, "", folder or RUN_FOLDER):
-        yield
-
-
-@contextmanager
-def _leases(groups: Sequence[str], pid: int, kind: str, folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         for name in dict.fromkeys(groups):
-            if (folder / name / "here").exists():
-                stack.enter_context(_lease(folder / name, pid, kind))
+            place = (folder or RUN_FOLDER) / name
+            if (place / "here").exists():
+                stack.enter_context(_lease(place, pid, ".session"))
         yield
 
 
-def groups_here(folder: Path | None = None) -> list[str]:
+def groups_here() -> list[str]:
     """The resource groups whose reader agents are started on this node."""
-    return sorted(path.parent.name for path in (folder or RUN_FOLDER).glob("*/here"))
+    return sorted(path.parent.name for path in RUN_FOLDER.glob("*/here"))
 
 
 def _watch(folder: Path, groups: Sequence[str], cancel: Cancel, ended: threading.Event) -> None:

@@ -32,7 +32,6 @@ from nightferry.units import format_size
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOSYS)
 """What a file system that has no files without a name answers."""
 
-
 PACKAGES = ("blocks", "tasks", "flows", "deployments")
 """Our packages whose names others may bear, too."""
 

@@ -129,9 +129,7 @@ def _tune(path: Path, trial_bytes: int, progress: Progress, cancel: Cancel, cloc
                 progress.advance(subject, trial_bytes)
                 progress.end(subject, "whole")
     except OSError as error:
-        raise SourceError(
-            f"cannot measure {path}: {error.strerror}", operation="tune", subject=str(path)
-        ) from error
+        raise SourceError(f"cannot measure {path}: {error.strerror}", subject=str(path)) from error
     proposal = Proposal(
         unbuffered=direct,
         buffer_bytes=best_size,
@@ -225,7 +223,6 @@ def _require_room(path: Path, trial_bytes: int) -> None:
         raise StagingFull(
             f"only {format_size(free)} free on {path}, {format_size(4 * trial_bytes)} wanted",
             hint="measure with a smaller --size",
-            operation="tune",
             subject=str(path),
         )
 

@@ -40,6 +40,8 @@ _SKIPPABLE_MAGIC: Final = 0x184D2A5E
 _SEEKABLE_MAGIC: Final = 0x8F92EAB1
 _HAS_CHECKSUMS: Final = 0x80
 _CHECKSUM_BYTES: Final = 4
+_DECODERS: Final = 2
+"""How many frames of a long range are decoded at once."""
 
 
 def shrinks(samples: Iterable[bytes]) -> bool:
@@ -158,7 +160,7 @@ class FramedReader:
     Opening it reads the seek table, a range the frames that cover it: both in one read of the copy, unless
     the range is longer than 8 MiB encoded. The last frame read is kept, so that ranges in ascending order read
     no frame twice. What the table may say follows from the image's size, so that memory is bounded whatever
-    the copy holds: 12 bytes for each 4 MiB, and ``threads + 2`` frames, plain and encoded, while a long range
+    the copy holds: 12 bytes for each 4 MiB, and four frames, plain and encoded, while a long range
     is streamed: its frames are decoded ahead. Not for several threads at once.
 
     A frame is proved against its own checksum and that of the table. That it is the *right* frame only the
@@ -167,21 +169,19 @@ class FramedReader:
     Args:
         reader: The encoded copy's bytes.
         size_bytes: Bytes of the image.
-        threads: How many frames of a long range are decoded at once.
 
     Raises:
         IntegrityError: not the frames of an image of that size.
         DestinationError: the bytes cannot be had.
     """
 
-    def __init__(self, reader: ByteReader, size_bytes: int, *, threads: int = 2) -> None:
+    def __init__(self, reader: ByteReader, size_bytes: int) -> None:
         self._reader = reader
         self._size_bytes = size_bytes
         self._starts = array("Q", [0])
         """Where each frame begins in the copy, and where the last one ends."""
         self._checksums = array("I")
-        self._threads = threads
-        self._decompressors = deque(zstandard.ZstdDecompressor() for _ in range(threads))
+        self._decompressors = deque(zstandard.ZstdDecompressor() for _ in range(_DECODERS))
         self._kept: tuple[int, bytes] = (-1, b"")
         self._load_table()
 
@@ -249,11 +249,11 @@ class FramedReader:
     def _decoded_ahead(self, frames: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         """Frames decoded by threads while the caller is busy with earlier ones; the threads end with it."""
         waiting: deque[tuple[int, Future[bytes]]] = deque()
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="nightferry-unzstd") as pool:
+        with ThreadPoolExecutor(_DECODERS, thread_name_prefix="nightferry-unzstd") as pool:
             try:
                 for number, data in frames:
                     waiting.append((number, pool.submit(self._decode, number, data)))
-                    if len(waiting) > self._threads:
+                    if len(waiting) > _DECODERS:
                         number, future = waiting.popleft()
                         yield number, future.result()
                 while waiting:

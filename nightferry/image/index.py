@@ -190,16 +190,6 @@ class Index:
             return row if row.path == path else None
         return None
 
-    def below(self, directory: bytes) -> Iterator[IndexRow]:
-        """The directory itself, when it has a row, then every row below it, by path; ``.`` is the store."""
-        if directory == b".":
-            yield from self
-            return
-        row = self.lookup(directory)
-        if row is not None:
-            yield row
-        yield from self.prefix(directory + b"/")
-
     def prefix(self, prefix: bytes) -> Iterator[IndexRow]:
         """Every row whose path begins with the bytes ``prefix``, by path."""
         for row in self._from(prefix):

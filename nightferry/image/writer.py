@@ -7,7 +7,7 @@ import os
 import pwd
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -276,63 +276,6 @@ class ImageWriter:
         if kind != "directory":
             self._expect_links(row, status)
         return self._keep(row, member.attributes.lost)
-
-    def add_stream(
-        self,
-        path: bytes,
-        pieces: Iterable[bytes | memoryview],
-        *,
-        mode: int = 0o600,
-        uid: int = 0,
-        gid: int = 0,
-        mtime_ns: int | None = None,
-        tick: Tick | None = None,
-    ) -> IndexRow:
-        """Adds content whose length is known only at its end; its header is completed then.
-
-        When ``pieces`` raises, the member is taken back and the error passes through.
-
-        Args:
-            path: Its path inside the store.
-            pieces: The content in order.
-            mode: Permission bits.
-            uid: Owner.
-            gid: Group.
-            mtime_ns: The image's start when None.
-            tick: Called after every piece.
-        """
-        start = self._sink.position
-        member = replace(
-            self._own, path=path, mode=mode, uid=uid, gid=gid,
-            uname=self._owners.user(uid), gname=self._owners.group(gid),
-        )  # fmt: skip
-        if mtime_ns is not None:
-            member = replace(member, mtime_ns=mtime_ns)
-        header = encode_header(member, start, stream=True)
-        self._sink.write(header)
-        hasher = blake3()
-        size = 0
-        try:
-            for piece in pieces:
-                hasher.update(piece)
-                self._sink.write(piece)
-                size += len(piece)
-                if tick is not None:
-                    tick(self._payload_bytes + size)
-        except BaseException:
-            self._sink.rewind(start)
-            raise
-        self._sink.write(bytes(padding(size)))
-        self._sink.patch(start + STREAM_SIZE_AT, size_field(size))
-        self._payload_bytes += size
-        return self._keep(
-            IndexRow(
-                path, "file", size=size, mode=mode, uid=uid, gid=gid, uname=member.uname, gname=member.gname,
-                mtime_ns=member.mtime_ns, ctime_ns=member.mtime_ns, offset=start,
-                length=self._sink.position - start, payload_offset=start + len(header), payload_length=size,
-                blake3=hasher.digest(),
-            )
-        )  # fmt: skip
 
     def add_absent(
         self,

@@ -38,7 +38,6 @@ LONGEST_QUOTE = 500
 """Characters of a key or of what is wrong with it."""
 _WORD = re.compile(r"\w+")
 
-
 MAX_SITE_BYTES = 1 << 20
 MAX_NESTING = 32
 """Arrays and inline tables within each other; parts of a dotted key."""

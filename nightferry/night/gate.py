@@ -225,7 +225,6 @@ def require_newest(opened: OpenSite, run: RunRecord) -> None:
             f"the gate of {run.back_group} is held for run {run.run}: {_behind(newer)}",
             hint=f"see `nightferry gate show {newer.run}`; retry or approve run {newer.run}, which is on the same disk",
             subject=newer.run,
-            operation="gate",
         )
 
 
@@ -250,7 +249,6 @@ def require_open(opened: OpenSite, run: RunRecord) -> GateView:
     raise GateClosed(
         f"the gate of {run.back_group} is held for run {run.run}: {named or view.reason}",
         subject=run.run,
-        operation="gate",
     )
 
 

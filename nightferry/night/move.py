@@ -170,7 +170,6 @@ def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
         raise ClusterError(
             f"no passive node can take {back_group}: {', '.join(asked) or 'none is configured'}",
             subject=back_group,
-            operation="move",
         )
     return targets[0]
 
@@ -309,7 +308,6 @@ def _require_unused(opened: OpenSite, back_group: str, source: str, cancel: Canc
             raise MoveFailed(
                 f"the disk of {back_group} is kept busy by {', '.join(users)}",
                 hint="stop them, or let them leave the disk, which cannot be unmounted; nothing was moved",
-                operation="move",
                 subject=back_group,
             )
         cancel.wait(0.25)

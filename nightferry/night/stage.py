@@ -125,7 +125,6 @@ def _defined(opened: OpenSite, group: str, store: str) -> StoreRef:
             f"store {group}/{store} is in the fixed selection but no longer in the site file",
             hint=f"put it back into the site file; or run `nightferry selection fix {group}`, then use --new",
             subject=f"{group}/{store}",
-            operation="stage",
         ) from error
 
 
@@ -142,7 +141,6 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
         raise NotOwner(
             f"{run.node} does not own the disk of {run.back_group}: its token names {owner}",
             subject=run.back_group,
-            operation="stage",
         )
     return token
 
@@ -170,7 +168,6 @@ def _write(
             raise StagingFull(
                 f"no space left on {opened.site.back_group(run.back_group).path} for {definition.name}",
                 subject=definition.name,
-                operation="stage",
             ) from error
         raise
 
@@ -325,7 +322,6 @@ def _reserve(
                 f"{subject} needs {format_size(size_bytes)} on {disk}, "
                 f"{format_size(max(room, 0))} may be used",
                 subject=subject,
-                operation="stage",
             )
         fd = target.create(".tar.partial", 0o600 if opened.site.staging.restricted else 0o640)
         try:

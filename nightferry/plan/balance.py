@@ -19,7 +19,6 @@ from nightferry.units import MIB
 _TRIES = 20_000
 """Partial spreads looked at: all there are for about ten images, a few hundredths of a second at most."""
 
-
 SMALL_BYTES = 64 * MIB
 BATCH_STORES = 50
 FEW_STORES = 16
@@ -229,13 +228,7 @@ def least_seconds(sizes: Mapping[str, int], lanes: LaneSpeed) -> float:
     return max(now, starts[0] + max(sizes.values()) / alone)
 
 
-def batches(
-    sizes: Mapping[str, int | None],
-    *,
-    small_bytes: int = SMALL_BYTES,
-    most: int = BATCH_STORES,
-    few: int = FEW_STORES,
-) -> list[tuple[str, ...]]:
+def batches(sizes: Mapping[str, int | None], *, few: int = FEW_STORES) -> list[tuple[str, ...]]:
     """Every store in exactly one task, in the order in which the tasks should begin.
 
     Stores of unknown size come first, alone, because they may be the largest; then the large ones, the
@@ -243,14 +236,12 @@ def batches(
 
     Args:
         sizes: Store → bytes of its last image; None when there is none.
-        small_bytes: Stores below this are small.
-        most: Stores in one batch.
         few: Up to so many small stores are not batched at all.
     """
     unknown = sorted(name for name, size in sizes.items() if size is None)
     known = longest_first({name: size for name, size in sizes.items() if size is not None})
-    large = [name for name in known if (sizes[name] or 0) >= small_bytes]
+    large = [name for name in known if (sizes[name] or 0) >= SMALL_BYTES]
     small = known[len(large) :]
-    count = len(small) if len(small) <= few else -(-len(small) // most)
+    count = len(small) if len(small) <= few else -(-len(small) // BATCH_STORES)
     # Dealt out like cards: every batch gets large and small ones, so all take about as long.
     return [(name,) for name in [*unknown, *large]] + [tuple(small[i::count]) for i in range(count)]

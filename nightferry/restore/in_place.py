@@ -26,7 +26,6 @@ from nightferry.units import counted
 
 _PROC = Path("/proc")
 
-
 _JOURNALS = ("-wal", "-shm", "-journal")
 log = logging.getLogger(__name__)
 
@@ -180,7 +179,6 @@ def _cannot_exchange(store: Path, new_path: Path, error: OSError) -> ConfigError
     return ConfigError(
         f"cannot exchange {store} for {new_path}: {reason}",
         hint=f"nothing changed; the restored store is whole at {new_path}: rename it by hand",
-        operation="restore",
         subject=str(store),
     )
 

@@ -406,7 +406,6 @@ class TargetTree:
             raise ConfigError(
                 f"cannot write below {self._walk.root}: {reason.lower()}",
                 hint="free space or fix the target, or restore elsewhere with --to; no file is half-written",
-                operation="restore",
                 subject=os.fsdecode(path),
             ) from error
 

@@ -131,7 +131,6 @@ class DirectoryWalk:
                 raise ConfigError(
                     f"cannot restore into {self.root}: {reason.lower()}",
                     hint="name a directory that this user may write to",
-                    operation="restore",
                     subject=str(self.root),
                 ) from error
         return self._root_fd

@@ -202,6 +202,5 @@ class BucketStorage:
             raise CatalogError(
                 f"cannot {doing} the catalog {self}: {error.message.removeprefix(f'{self.bucket.name}: ')}",
                 hint=error.hint if error.hint != error.default_hint else "check the endpoint and the network",
-                operation=doing,
                 subject=str(self),
             ) from error

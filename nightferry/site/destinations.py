@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 DEFAULT_STREAMS = 4
 """Images written to a folder at once when the site file does not say."""
 
-
 HOST_LOCKS = Path("/run/nightferry-locks")
 """Where root's processes on this host find each other's locks, whatever site they work for. Not in /run/lock, where
 everyone may write: whoever made a lock's file first could keep us from a drive."""

@@ -27,9 +27,9 @@ FIX = (
 )
 
 
-def answers(url: str, timeout_s: float = API_ANSWER_S) -> bool:
+def answers(url: str) -> bool:
     """Whether a Prefect API answers its health question there; it needs no credentials."""
-    return _status(f"{url.rstrip('/')}/health", {}, timeout_s) == 200
+    return _status(f"{url.rstrip('/')}/health", {}) == 200
 
 
 def accepts(url: str, auth_string: str, timeout_s: float = API_ANSWER_S) -> bool:
@@ -37,9 +37,9 @@ def accepts(url: str, auth_string: str, timeout_s: float = API_ANSWER_S) -> bool
     return _status(f"{url.rstrip('/')}/admin/version", basic(auth_string), timeout_s) == 200
 
 
-def is_open(url: str, timeout_s: float = API_ANSWER_S) -> bool | None:
+def is_open(url: str) -> bool | None:
     """Whether the API answers somebody who shows no credentials; None when it does not answer at all."""
-    status = _status(f"{url.rstrip('/')}/admin/version", {}, timeout_s)
+    status = _status(f"{url.rstrip('/')}/admin/version", {})
     return None if status is None else status == 200
 
 
@@ -83,7 +83,7 @@ def basic(auth_string: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(auth_string.encode()).decode()}
 
 
-def _status(url: str, headers: dict[str, str], timeout_s: float) -> int | None:
+def _status(url: str, headers: dict[str, str], timeout_s: float = API_ANSWER_S) -> int | None:
     """The HTTP status of a GET; None when nothing answers."""
     if not url.startswith(("http://", "https://")):
         return None

@@ -44,14 +44,14 @@ def wrong_runs(opened: OpenSite) -> set[str]:
     return {run for record in opened.catalog.all(ClockRecord) for run in record.wrong}
 
 
-def require_plausible_clock(opened: OpenSite, what: str, now: datetime | None = None) -> None:
+def require_plausible_clock(opened: OpenSite, what: str) -> None:
     """Raises:
     ClockAhead: a run is stamped later than now; ``what`` is not done.
     """
-    found = future_runs(opened, now)
+    found = future_runs(opened)
     if found:
         raise ClockAhead(
-            f"{what}: {describe_clock(opened, found, now)}", subject=max(found, key=found.__getitem__)
+            f"{what}: {describe_clock(opened, found)}", subject=max(found, key=found.__getitem__)
         )
 
 

@@ -24,7 +24,6 @@ KEPT_OPEN: Final = 64
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-
 MAX_DEPTH: Final = 4000
 """Levels of directories below a store's top that are entered."""
 _NO_PATH: Final = {errno.ENOENT, errno.ENOTDIR}
@@ -138,17 +137,13 @@ class FilesSource:
     Args:
         path: The directory or file. A symbolic link *to* it is followed.
         exclude: Patterns as in ``.gitignore``, relative to the store; an excluded directory is not entered.
-        one_file_system: Mount points below the top are stored as empty directories.
     """
 
     kind: ClassVar[str] = "files"
 
-    def __init__(
-        self, path: bytes | str | Path, exclude: Sequence[str] = (), *, one_file_system: bool = False
-    ) -> None:
+    def __init__(self, path: bytes | str | Path, exclude: Sequence[str] = ()) -> None:
         self._path = os.fsencode(path)
         self._exclude = tuple(exclude)
-        self._one_file_system = one_file_system
         try:
             self._excluded = Ignore(exclude)
         except ValueError as error:
@@ -156,11 +151,10 @@ class FilesSource:
 
     @property
     def description(self) -> dict[str, Any]:
-        """Path, patterns and ``one_file_system``."""
+        """Path and patterns."""
         return {
             **describe_path(self._path),
             "exclude": list(self._exclude),
-            "one_file_system": self._one_file_system,
         }
 
     def estimate(self) -> Estimate:
@@ -169,7 +163,7 @@ class FilesSource:
         if not stat.S_ISDIR(status.st_mode):
             return Estimate(_stored_bytes(status), 1)
         found = _Estimate()
-        _Walk(self._path, self._excluded, self._one_file_system, found).run()
+        _Walk(self._path, self._excluded, found).run()
         return Estimate(found.bytes, found.paths)
 
     def write(self, image: ImageWriter, *, progress: Progress, cancel: Cancel, subject: str) -> None:
@@ -179,7 +173,7 @@ class FilesSource:
         if not stat.S_ISDIR(status.st_mode):
             self._write_single(image, status, pulse)
             return
-        _Walk(self._path, self._excluded, self._one_file_system, _Stored(image, pulse)).run()
+        _Walk(self._path, self._excluded, _Stored(image, pulse)).run()
 
     def close(self) -> None:
         """Nothing is held between calls."""
@@ -281,14 +275,12 @@ class _Walk:
     Args:
         path: The top directory; a symbolic link to it is followed.
         excluded: What is left out.
-        one_file_system: Do not enter mount points below the top.
         visitor: Told every entry once.
     """
 
-    def __init__(self, path: bytes, excluded: Ignore, one_file_system: bool, visitor: _Visitor) -> None:
+    def __init__(self, path: bytes, excluded: Ignore, visitor: _Visitor) -> None:
         self._path = path
         self._excluded = excluded
-        self._one_file_system = one_file_system
         self._visitor = visitor
 
     def run(self) -> None:
@@ -309,7 +301,6 @@ class _Walk:
                 self._visitor.directory(b".", fd, status)
             except OSError as error:
                 raise _store_unreadable(self._path, error) from error
-            self._device = status.st_dev
             while self._levels:
                 level = self._levels.innermost
                 name = next(level.names, None)
@@ -359,7 +350,7 @@ class _Walk:
         self._visitor.failed(path, "unreadable", why, entry)
 
     def _enter(self, parent: int, name: bytes, path: bytes) -> None:
-        """Goes into a directory, unless nothing below it is to be read.
+        """Goes into a directory.
 
         Raises:
             OSError: it cannot be listed.
@@ -369,16 +360,12 @@ class _Walk:
         fd = _open(name, DIRECTORY, parent)
         try:
             status = os.fstat(fd)
-            enters = not self._one_file_system or status.st_dev == self._device
-            names = _names(fd) if enters else []
+            names = _names(fd)
             self._visitor.directory(path, fd, status)
         except BaseException:
             os.close(fd)
             raise
-        if enters:
-            self._levels.push(Level(path, name, fd, (status.st_dev, status.st_ino), iter(names)))
-        else:
-            os.close(fd)
+        self._levels.push(Level(path, name, fd, (status.st_dev, status.st_ino), iter(names)))
 
     def _look_for_missing(self, level: Level) -> None:
         """Judges the names that a directory listed and did not find, by listing it once more."""

@@ -30,7 +30,6 @@ from nightferry.transfer.files import NO_SPACE
 MAGIC: Final = b"SQLite format 3\0"
 SUFFIXES: Final = (b".db", b".db3", b".sqlite", b".sqlite3")
 
-
 _BUSY_WAIT_S: Final = 60.0
 """How long a database that is locked exclusively is waited for."""
 _BUSY_PAUSE_S: Final = 0.05

@@ -134,9 +134,9 @@ def note_loss(opened: OpenSite, image: ImageRecord, reason: str) -> None:
         )
 
 
-def lost(opened: OpenSite, group: str | None = None, store: str | None = None) -> list[ImageRecord]:
+def lost(opened: OpenSite) -> list[ImageRecord]:
     """The lost images, the newest first."""
-    return [image for image in opened.catalog.images(group, store) if is_lost(opened, image)]
+    return [image for image in opened.catalog.images() if is_lost(opened, image)]
 
 
 def describe_undeliverable(undeliverable: list[Owed]) -> list[str]:

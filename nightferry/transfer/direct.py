@@ -39,14 +39,13 @@ class DirectWriter:
     the writer goes on: ``position`` says how much was appended, ``rewind`` takes it back.
 
     Args:
-        path: The file to create, mode ``mode``; it must not exist, its directory must.
+        path: The file to create; it must not exist, its directory must.
         settings: Buffers and engine.
         expected_bytes: Room to allocate at once, so that a full disk shows before the copy; 0 when unknown.
             The file may grow beyond it, and is cut to what was written.
         meter: Told of every buffer.
         throttle: Asked before every buffer is written.
         cancel: Looked at before every buffer.
-        mode: Permissions.
         fd: An empty file to write in place of a new one at ``path``, which then is only a name for messages.
             It stays the caller's, who also removes it.
 
@@ -65,7 +64,6 @@ class DirectWriter:
         meter: Meter | None = None,
         throttle: Throttle | None = None,
         cancel: Cancel | None = None,
-        mode: int = 0o600,
         fd: int | None = None,
     ) -> None:
         self.path = Path(path)
@@ -86,7 +84,7 @@ class DirectWriter:
         try:
             self._buffers = Buffers(settings.buffers, settings.buffer_bytes)
             self._file = NewFile(
-                self.path, unbuffered=settings.unbuffered, expected_bytes=expected_bytes, mode=mode, fd=fd
+                self.path, unbuffered=settings.unbuffered, expected_bytes=expected_bytes, fd=fd
             )
         except BaseException:
             self._engine.close()

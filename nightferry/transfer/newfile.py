@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nightferry.errors import BusyError, ConfigError, DestinationError, NightferryError, StagingFull
+from nightferry.transfer.durable import FILE_MODE
 from nightferry.transfer.files import NO_SPACE, preallocate
 from nightferry.units import format_size
 
@@ -26,7 +27,6 @@ class NewFile:
         path: Where; nothing may be there, its directory must be. With ``fd`` only what it is called in messages.
         unbuffered: Whether to pass the page cache by where the file system allows it.
         expected_bytes: Room to allocate at once; 0 for none.
-        mode: Permissions.
         fd: An empty file that the caller made, names and removes: it is opened once more for the writing.
 
     Raises:
@@ -36,14 +36,12 @@ class NewFile:
         DestinationError: the disk failed.
     """
 
-    def __init__(
-        self, path: Path, *, unbuffered: bool, expected_bytes: int, mode: int, fd: int | None = None
-    ) -> None:
+    def __init__(self, path: Path, *, unbuffered: bool, expected_bytes: int, fd: int | None = None) -> None:
         self.path = path
         self.direct = False
         self._identity: tuple[int, int] | None = None
         if fd is None:
-            self.fd = self._create(mode)
+            self.fd = self._create()
             status = os.fstat(self.fd)
             self._identity = (status.st_dev, status.st_ino)
         else:
@@ -125,13 +123,10 @@ class NewFile:
         except FileNotFoundError:
             pass
 
-    def _create(self, mode: int) -> int:
+    def _create(self) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            fd = os.open(self.path, flags, 0o600)
-            if mode != 0o600:
-                os.fchmod(fd, mode)  # whatever the umask
-            return fd
+            return os.open(self.path, flags, FILE_MODE)
         except FileExistsError as error:
             raise BusyError(
                 f"{self.path} exists already", hint="another run is writing it, or an interrupted one left it"

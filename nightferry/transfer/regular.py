@@ -28,8 +28,6 @@ def open_regular(
     path: str | Path,
     flags: int = os.O_RDONLY,
     *,
-    dir_fd: int | None = None,
-    follow: bool = False,
     mode: int = 0o600,
 ) -> int:
     """Opens a file, at once whatever is there; the caller closes the descriptor.
@@ -37,16 +35,14 @@ def open_regular(
     Args:
         path: The file.
         flags: More than ``O_RDONLY`` for one that is to be written.
-        dir_fd: The folder that ``path`` is a name in.
-        follow: Whether a symbolic link of that name is followed.
         mode: Of one that ``flags`` make.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file (``EINVAL``, and ``strerror`` says what it is).
     """
-    more = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    more = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(path, flags | more, mode, dir_fd=dir_fd)
+        fd = os.open(path, flags | more, mode)
     except OSError as error:
         kind = _KINDS[stat.S_IFLNK] if error.errno == errno.ELOOP else ""
         kind = _KINDS[stat.S_IFSOCK] if error.errno == errno.ENXIO else kind
@@ -60,15 +56,13 @@ def open_regular(
     return fd
 
 
-def read_regular(
-    path: str | Path, most_bytes: int, *, dir_fd: int | None = None, follow: bool = False
-) -> bytes:
+def read_regular(path: str | Path, most_bytes: int) -> bytes:
     """All of a file of at most ``most_bytes``.
 
     Raises:
         OSError: see ``open_regular``; ``EFBIG``: it is longer.
     """
-    fd = open_regular(path, dir_fd=dir_fd, follow=follow)
+    fd = open_regular(path)
     try:
         size = os.fstat(fd).st_size
         if size > most_bytes:

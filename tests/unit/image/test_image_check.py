@@ -18,7 +18,7 @@ from nightferry.image.reader import ImageReader
 from nightferry.image.writer import ImageSummary
 from nightferry.source.files import FilesSource
 from nightferry.transfer.reading import FileReader
-from tests.imaging import open_image, write_image, write_source
+from tests.imaging import open_image, write_source
 from tests.support.image_check import check_image
 
 MIB = 1 << 20
@@ -138,6 +138,7 @@ def test_an_index_that_lies_is_found(
 
 
 def test_an_index_of_another_image_is_found(made: tuple[Path, ImageSummary], tmp_path: Path) -> None:
-    other = write_image(tmp_path / "o.tar", lambda image: image.add_stream(b"f", [b"x"]))
+    (tmp_path / "f").write_bytes(b"x")
+    other = write_source(tmp_path / "o.tar", FilesSource(tmp_path / "f"))
     with pytest.raises(IntegrityError, match="not the image's own"):
         check_image(ImageReader(FileReader(made[0]), index=other.index))

@@ -87,13 +87,6 @@ def test_every_path_is_found_and_no_other(index: Index, paths: list[bytes]) -> N
         assert index.lookup(path) is None
 
 
-def test_below_a_directory_is_the_directory_and_all_in_it(index: Index, paths: list[bytes]) -> None:
-    expected = [path for path in paths if path == b"d07" or path.startswith(b"d07/")]
-    assert sorted(row.path for row in index.below(b"d07")) == expected
-    assert len(list(index.below(b"."))) == len(paths)
-    assert list(index.below(b"nothing")) == []
-
-
 def test_a_prefix_may_span_row_groups(index: Index, paths: list[bytes]) -> None:
     expected = [path for path in paths if path.startswith(b"d1")]
     assert [row.path for row in index.prefix(b"d1")] == expected

@@ -39,7 +39,7 @@ index = Index(build(reversed(rows(20_000)), spill_rows=4_000))
 assert threads() == before, "building"
 assert len(list(index)) == len(index) == 20_000
 assert index.lookup(b"p010000").size == 10_000
-assert len(list(index.below(b"p01"))) == 0
+assert len(list(index.prefix(b"p01/"))) == 0
 assert len(list(index.select(lambda path: path.endswith(b"7")))) == 2_000
 assert sum(table.num_rows for table in index.tables(["size"])) == 20_000
 assert threads() == before, "reading"

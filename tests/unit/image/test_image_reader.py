@@ -14,7 +14,7 @@ from nightferry.image.reader import ImageReader
 from nightferry.image.writer import ImageSummary
 from nightferry.source.files import FilesSource
 from nightferry.transfer.reading import FileReader
-from tests.imaging import HEADER, content, open_image, output, write_image, write_source
+from tests.imaging import HEADER, content, open_image, output, write_source
 
 MIB = 1 << 20
 
@@ -225,14 +225,15 @@ def test_the_stores_own_nightferry_folder_is_ordinary_data(tmp_path: Path) -> No
 
 
 def test_reading_needs_no_more_than_the_file(tmp_path: Path) -> None:
-    summary = write_image(
-        tmp_path / "i.tar",
-        lambda image: [image.add_stream(b"f%03d" % n, [bytes(50_000)]) for n in range(200)],
-    )
+    store = tmp_path / "store"
+    store.mkdir()
+    for number in range(200):
+        (store / f"f{number:03d}").write_bytes(b"x" * 50_000)
+    summary = write_source(tmp_path / "i.tar", FilesSource(store))
     reader = FileReader(tmp_path / "i.tar")
     read = []
     original = reader.read
     reader.read = lambda offset, length: read.append(length) or original(offset, length)  # type: ignore[method-assign]
     image = ImageReader(reader, summary.chunks, index=summary.index)
-    assert content(image, b"f100") == bytes(50_000)
+    assert content(image, b"f100") == b"x" * 50_000
     assert sum(read) <= 50_000 + 2 * MIB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -179,38 +179,6 @@ def test_a_file_that_cannot_be_read_leaves_a_row_and_no_bytes(tmp_path: Path, bi
     assert check_image(image).members == 1
 
 
-def test_a_stream_gets_its_size_at_its_end(tmp_path: Path) -> None:
-    pieces = [b"a" * 1000, b"", b"b" * (2 * MIB), b"c"]
-    summary = write_image(
-        tmp_path / "i.tar",
-        lambda writer: writer.add_stream(b"dump.sql", iter(pieces), mtime_ns=-1_500_000_000),
-    )
-    image = open_image(tmp_path / "i.tar", summary)
-    assert content(image, b"dump.sql") == b"".join(pieces)
-    assert check_image(image).payload_bytes == summary.payload_bytes == 2 * MIB + 1001
-    to = gnu_extract(tmp_path / "i.tar", tmp_path / "x", "--warning=no-timestamp")
-    assert (to / "dump.sql").read_bytes() == b"".join(pieces)
-    row = image.index.lookup(b"dump.sql")
-    assert row is not None
-    assert row.payload_offset % 4096 == 0
-
-
-def test_a_stream_that_fails_is_taken_back_and_the_error_passes_through(tmp_path: Path) -> None:
-    def broken() -> Iterator[bytes]:
-        yield b"x" * (5 * MIB)
-        raise SourceError("the dump failed")
-
-    def fill(writer: ImageWriter) -> None:
-        with pytest.raises(SourceError, match="the dump failed"):
-            writer.add_stream(b"dump", broken())
-        writer.add_stream(b"other", [b"fine"])
-
-    summary = write_image(tmp_path / "i.tar", fill)
-    image = open_image(tmp_path / "i.tar", summary)
-    assert [row.path for row in image.index] == [b"other"]
-    check_image(image)
-
-
 def test_what_tick_raises_stops_the_writing(tmp_path: Path, big: Path) -> None:
     def stop(done: int) -> None:
         raise Cancelled("stopped: test")
@@ -227,10 +195,10 @@ def test_a_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
     write_image(tmp_path / "i.tar", fill)
 
 
-def test_one_path_given_twice_is_refused(tmp_path: Path) -> None:
+def test_one_path_given_twice_is_refused(tmp_path: Path, big: Path) -> None:
     def fill(writer: ImageWriter) -> None:
-        writer.add_stream(b"f", [b"1"])
-        writer.add_stream(b"f", [b"2"])
+        add(writer, big)
+        add(writer, big)
 
     with pytest.raises(IntegrityError, match="one path"):
         write_image(tmp_path / "i.tar", fill)

@@ -309,7 +309,6 @@ def test_the_description_says_what_was_asked_for() -> None:
     assert FilesSource("/srv/x", ["*.tmp"]).description == {
         "path": "/srv/x",
         "exclude": ["*.tmp"],
-        "one_file_system": False,
     }
     assert FilesSource(b"/srv/\xff").description["path_b64"] == "L3Nydi//"
 
@@ -361,22 +360,6 @@ def test_progress_is_told_in_safe_text_and_a_stop_is_heard(store: Path) -> None:
         write_image(store.parent / "i.tar", fill)
     assert said
     assert all("\x1b" not in current for _, current in said)
-
-
-@as_root
-def test_one_file_system_stops_at_a_mount_point(store: Path) -> None:
-    (store / "mount").mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "none", store / "mount"], capture_output=True).returncode:
-        pytest.skip("this machine does not allow mounts")
-    try:
-        (store / "mount/inside").write_bytes(b"x")
-        inside = rows(image_of(store)[0])
-        (store.parent / "i.tar").unlink()
-        outside = rows(image_of(store, one_file_system=True)[0])
-    finally:
-        subprocess.run(["umount", store / "mount"], check=True)
-    assert b"mount/inside" in inside
-    assert set(outside) == {b".", b"mount"}
 
 
 def test_the_documented_tar_command_leaves_out_only_our_own_folder(store: Path, tmp_path: Path) -> None:
