@@ -7,7 +7,7 @@ cut off leaves there is no catalog.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.copies.beside import Beside, add_records
 from nightferry.copies.described import record_in, require_side_files
 from nightferry.copies.encode import image_of
-from nightferry.copies.recover import recovered
+from nightferry.copies.recover import NOTE, recovered
 from nightferry.copies.side_files import side_files_of
 from nightferry.destination.base import Destination, Found, Marked, Odd, SiteMark
 from nightferry.destination.ours import MARKER, parse_marker
@@ -43,7 +43,7 @@ from nightferry.image.guard import require_proved
 from nightferry.model.catalog_records import DeliveryRecord, RebuildRecord, SiteRecord
 from nightferry.model.claim_records import DriveLeaseRecord, LeaseRecord
 from nightferry.model.load import LoadedSite
-from nightferry.model.names import parse_run
+from nightferry.model.names import parse_image_name, parse_run
 from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, CopyState, ImageRecord, RunRecord
 from nightferry.model.site import SiteFile, is_bucket
 from nightferry.model.text import safe
@@ -163,9 +163,10 @@ def rebuild(
                 subject=copy,
             )
         indexes = IndexFiles(place)
-        for one in sorted(found, key=_age):
+        described = list(_with_records(destination, found, done, loaded.site, cancel))
+        for one in _in_order(described, catalog):
             cancel.check()
-            _add(catalog, destination, one, indexes, done, clock, loaded.site, cancel)
+            _add(catalog, destination, one, indexes, done, clock, cancel)
         _settle_missing(catalog, destination, found, odd, done)
         done.lost_elsewhere, done.unseen = settle_elsewhere(opened, catalog, copy, mark)
         done.beside = _take_in_beside(catalog, destination, found, mark, last, done)
@@ -405,14 +406,44 @@ def _require_chained(
         done.notes.append(f"{safe(older[0])} is not the copy that preceded {safe(name)}")
 
 
-def _age(found: Found) -> tuple[int, datetime, str]:
-    """Sorts copies in the order in which their images were made: as it stands beside them; of releases that did not
-    write it, by the images' stamps."""
+def _in_order(found: Iterable[Found], catalog: Catalog) -> list[Found]:
+    """Copies in the order in which their images were made: as it stands beside them; of releases that did not write it,
+    by the images' stamps. A record that was made again from the image itself does not say it: that image comes with the
+    others of its run, or after those of the last night before its own, and is recorded so."""
+    records = {one.image: _said(one) for one in found}
+    orders = {image.image: catalog.order_of(image.image) for image in catalog.images()}
+    orders |= {name: said.order for name, said in records.items() if said is not None and said.order}
+    placed = []
+    for one in found:
+        record = records[one.image]
+        if record is not None and not record.order and NOTE in record.notes:
+            record = record.model_copy(update={"order": _order_beside(record, orders)})
+            one = replace(one, meta=record.model_dump_json(indent=1).encode())
+        # Without a record it will be left out, and named.
+        age = (record.order, record.started) if record is not None else (0, datetime.min.replace(tzinfo=UTC))
+        placed.append((*age, one.image, one))
+    return [one for *_, one in sorted(placed, key=lambda each: each[:3])]
+
+
+def _said(found: Found) -> ImageRecord | None:
     try:
         said = image_of(found.meta)
-    except ValidationError:  # it will be left out, and named
-        return (0, datetime.min.replace(tzinfo=UTC), found.image)
-    return (said.order, said.started, found.image)
+    except ValidationError:
+        return None
+    return said if said.image == found.image else None
+
+
+def _order_beside(image: ImageRecord, orders: Mapping[str, int]) -> int:
+    """The order of the newest image that was made with this one, or before it; 0 when there is none."""
+    runs = {name: parse_image_name(name).run for name in orders}
+    own = [order for name, order in orders.items() if runs[name] == image.run]
+    before = [order for name, order in orders.items() if _night(runs[name]) <= _night(image.run)]
+    return max(own or before, default=0)
+
+
+def _night(run: str) -> tuple[str, int]:
+    name = parse_run(run)
+    return name.window, name.number
 
 
 def _add(
@@ -422,12 +453,10 @@ def _add(
     indexes: IndexFiles,
     done: Rebuilt,
     clock: Clock,
-    site: SiteFile,
     cancel: Cancel,
 ) -> None:
     """Takes a copy that was found into the catalog, with the index and chunk table beside it."""
     try:
-        found = _with_record(destination, found, done, site, cancel)
         image = _image(catalog, found)
         index, chunks = side_files_of(destination, found.location, image, cancel)
         require_side_files(found, image, index, chunks)
@@ -448,8 +477,7 @@ def _add(
     except Unavailable:
         raise
     except (IntegrityError, DestinationError, ConfigError, ValidationError) as error:
-        done.left_out.append(f"images/{found.image}")
-        done.notes.append(f"{safe(found.image)} at {destination.name} is left out: {_reason(error)}")
+        _leave_out(destination, found, error, done)
         return
     indexes.keep(image.image, index, chunks)
     before = catalog.latest(ImageRecord, image.image)
@@ -462,6 +490,27 @@ def _add(
     if known is None or known.state == "writing" or _moved(known, copy):
         catalog.append(copy)
         done.added.append(image.image)
+
+
+def _with_records(
+    destination: Destination, found: Iterable[Found], done: Rebuilt, site: SiteFile, cancel: Cancel
+) -> Iterator[Found]:
+    """The copies whose record is there, or can be made again; the others are left out, and named."""
+    for one in found:
+        cancel.check()
+        try:
+            yield _with_record(destination, one, done, site, cancel)
+        except Unavailable:
+            raise
+        except (IntegrityError, DestinationError, ConfigError, ValidationError) as error:
+            _leave_out(destination, one, error, done)
+
+
+def _leave_out(
+    destination: Destination, found: Found, error: NightferryError | ValidationError, done: Rebuilt
+) -> None:
+    done.left_out.append(f"images/{found.image}")
+    done.notes.append(f"{safe(found.image)} at {destination.name} is left out: {_reason(error)}")
 
 
 def _with_record(

@@ -12,7 +12,7 @@ from typing import Any
 
 import nightferry
 from nightferry.copies.origin import last_whole, new_line, origin_now
-from nightferry.errors import ClockAhead, ClusterError, NightferryError, OtherSite
+from nightferry.errors import CatalogError, ClockAhead, ClusterError, NightferryError, OtherSite
 from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.model.selection import diff
@@ -26,11 +26,17 @@ from nightferry.site.opened import OpenSite
 from nightferry.site.prefect_api import prefect_api
 from nightferry.site.stamps import describe_clock, future_runs
 from nightferry.staging.owed import FORGET_HINT, describe_undeliverable, lost, undeliverable
+from nightferry.staging.ownership import require_own_catalog
 from nightferry.staging.room import free_room, may_free
-from nightferry.units import format_size
+from nightferry.units import counted, format_size
 
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOSYS)
 """What a file system that has no files without a name answers."""
+
+
+CATALOG_BYTES = 16 << 20
+CATALOG_FILES = 1000
+"""What a night may add to the catalog before somebody looks again."""
 
 PACKAGES = ("blocks", "tasks", "flows", "deployments")
 """Our packages whose names others may bear, too."""
@@ -300,6 +306,36 @@ def _catalog(opened: OpenSite) -> Iterator[Finding]:
             f"the catalog {path} cannot be written by this user",
             "make it writable for that user",
         )
+    else:
+        yield from _room_of_catalog(path)
+    for back_group in opened.site.back_groups:
+        try:
+            require_own_catalog(opened, back_group.name)
+        except CatalogError as error:
+            yield Finding("NF-CAT-006", "fail", error.message, error.hint)
+        except ClusterError:
+            continue  # what is wrong with the disk is told with the disks
+
+
+def _room_of_catalog(path: Path) -> Iterator[Finding]:
+    status = os.statvfs(path)
+    if not status.f_blocks:
+        return  # a file system that does not count
+    blocks, files = (
+        (status.f_bfree, status.f_ffree) if os.geteuid() == 0 else (status.f_bavail, status.f_favail)
+    )
+    free = blocks * status.f_frsize
+    few_files = status.f_files > 0 and files < CATALOG_FILES
+    if free >= CATALOG_BYTES and not few_files:
+        return
+    none = free < CATALOG_BYTES // 16 or (few_files and files < CATALOG_FILES // 16)
+    yield Finding(
+        "NF-CAT-005",
+        "fail" if none else "warn",
+        f"the file system of the catalog {path} has {format_size(free)} free"
+        + (f", and room for {counted(files, 'more file')}" if few_files else ""),
+        f"free room there: a night needs {format_size(CATALOG_BYTES)} and {CATALOG_FILES} files to be safe",
+    )
 
 
 def _cluster(opened: OpenSite) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from nightferry.progress import Cancel, Progress
 from nightferry.site.nodes import active_node, has_disk, placement, require_here
 from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.orphans import clear_orphans
+from nightferry.staging.ownership import require_own_catalog
 
 log = logging.getLogger(__name__)
 
@@ -318,7 +319,10 @@ def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bo
 
     Raises:
         MoveFailed: it is not the disk we know.
+        CatalogError: the disk is another catalog's.
     """
+    if not new_disk:
+        require_own_catalog(opened, back_group)
     disk = opened.disk(back_group)
     token, known = disk.owner(), opened.catalog.owner(back_group)
     if token is None and known is not None and not new_disk:

@@ -21,6 +21,7 @@ from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import accept_clock, require_plausible_clock, wrong_runs
 from nightferry.staging.images import is_kept
 from nightferry.staging.orphans import clear_killed, clear_orphans, forget_expired
+from nightferry.staging.ownership import require_own_catalog
 
 log = logging.getLogger(__name__)
 
@@ -252,11 +253,13 @@ def begin_run(
     Raises:
         ConfigError: an unknown name, or a storage group of another BACK group.
         OtherSite: it is another site's catalog.
+        CatalogError: it is not the catalog of the BACK group's disk.
         ClockAhead: a run is stamped later than now, and nobody says which clock is right.
     """
     if level not in (None, 0):
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     opened.catalog.refresh()
+    require_own_catalog(opened, back_group)
     opened.mark()
     # What was stamped wrongly is the newest on record: the true night that is newer than it begins now.
     must_follow = bool(clock_is_right) and accept_clock(opened, clock_is_right) is not None

@@ -17,8 +17,12 @@ from pathlib import Path
 from nightferry.cluster.base import SILENT_S
 from nightferry.cluster.disk import OwnerToken
 from nightferry.cluster.mount import mount_of
-from nightferry.errors import Cancelled, ClusterError, GroupStopping, NotOwner
+from nightferry.errors import Cancelled, CatalogError, ClusterError, GroupStopping, NotOwner
+from nightferry.model.catalog_records import RebuildRecord
+from nightferry.model.records import RunRecord
+from nightferry.model.text import safe
 from nightferry.progress import Cancel
+from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
 
 log = logging.getLogger(__name__)
@@ -171,6 +175,30 @@ class Watches:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.by_disk: dict[str, DiskWatch] = {}
+
+
+def require_own_catalog(opened: OpenSite, back_group: str) -> None:
+    """The disk was used before, and by this catalog: an empty one in its place, such as the mount point of a catalog
+    whose disk is not mounted, would forget all that is owed, held and known. A disk that is not here is not looked at.
+
+    Raises:
+        CatalogError: the disk's owner token names a run that the catalog never knew.
+    """
+    if not has_disk(opened, back_group):
+        return
+    catalog = opened.catalog
+    token = opened.disk(back_group).owner()
+    if token is None or catalog.owner(back_group) is not None or catalog.all(RebuildRecord):
+        return
+    if catalog.latest(RunRecord, token.run) is not None:
+        return  # a crash came before the owner was recorded
+    raise CatalogError(
+        f"the catalog {catalog.storage} knows nothing of the disk of {back_group}, last used by run {safe(token.run)}",
+        hint="mount the catalog's disk, or correct `catalog` in the site file; if the catalog is lost, `nightferry "
+        f"catalog rebuild`; to begin anew with this disk, `nightferry cluster move {back_group} --to "
+        f"{token.node} --ungated --reason TEXT`",
+        subject=back_group,
+    )
 
 
 @contextmanager

@@ -70,6 +70,32 @@ def test_without_any_copy_of_the_catalog_the_order_stands_beside_the_copies(
     assert catalog.order > max(image.order for image in catalog.images())
 
 
+def gone(meta: Path) -> None:
+    meta.unlink()
+
+
+def garbled(meta: Path) -> None:
+    meta.write_text("{")
+
+
+@pytest.mark.parametrize("damage", [gone, garbled])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_an_image_whose_record_was_made_again_keeps_its_place(
+    make_site: MakeSite, tmp_path: Path, lost: int, damage: Callable[[Path], None]
+) -> None:
+    site, clock = make_site(stores={"SG1": ("a",)}), HandClock()
+    runs = []
+    with site.open(clock) as opened:
+        for _ in range(3):
+            runs.append(night.night(opened, BACK_GROUP, new=True).run)
+            clock.advance(DAY / 2)  # two of them are of one window
+    damage(site.objects / f"images/{runs[lost]}.SG1.a.L0/meta.json")
+    catalog = rebuilt(site, clock, "folder", tmp_path / "again")
+    assert [image.run for image in catalog.images("SG1", "a")] == runs[::-1]
+    orders = [catalog.order_of(f"{run}.SG1.a.L0") for run in runs]
+    assert orders == sorted(orders)
+
+
 def test_three_copies_of_the_catalog_are_kept_and_those_of_a_clock_ahead_outlive_none(
     make_site: MakeSite,
 ) -> None:
