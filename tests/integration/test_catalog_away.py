@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -82,8 +83,7 @@ def test_check_sees_that_a_catalog_has_no_room(make_site: MakeSite) -> None:
         filler = site.home / "catalog" / "filler"
         filler.write_bytes(bytes(10 << 20))
         assert ids(site)["NF-CAT-005"] == "warn"
-        with pytest.raises(OSError, match="No space"), filler.open("ab") as out:
-            while True:
-                out.write(bytes(1 << 20))
+        with filler.open("ab") as out, suppress(OSError):
+            while out.write(bytes(1 << 20)):
                 out.flush()
         assert ids(site)["NF-CAT-005"] == "fail"
