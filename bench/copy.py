@@ -41,9 +41,9 @@ from bench.common import (
 )
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk
+from nightferry.transfer.engines import why_not
 from nightferry.transfer.reading import FileReader
 from nightferry.transfer.ring import RingSettings
-from nightferry.transfer.uring import why_not
 
 
 def buffered(source: Path, image: Path) -> None:

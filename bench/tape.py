@@ -37,7 +37,7 @@ from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.destination.tape.library.pool import Pool
 from nightferry.destination.tape.library.virtual import VirtualLibrary, create
 from nightferry.progress import QUIET, Cancel
-from nightferry.site.register import CatalogRegister
+from nightferry.site.destinations import CatalogRegister
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import check_chunk, chunk_digest
 from nightferry.transfer.reading import FileReader

@@ -43,7 +43,7 @@ from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
 from nightferry.progress import QUIET, Cancel
 from nightferry.scsi import cdb
 from nightferry.scsi.iscsi import IscsiTransport, Portal
-from nightferry.site.register import CatalogRegister
+from nightferry.site.destinations import CatalogRegister
 from nightferry.units import MIB
 from tests.servers.tgtd import TARGET, Tgtd, serving
 

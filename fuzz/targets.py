@@ -470,7 +470,7 @@ def _sides() -> tuple[bytes, ...]:
 
 def _read_side(data: bytes) -> None:
     """The first byte says which of the side files it is."""
-    from nightferry.copies.beside import Beside
+    from nightferry.copies.delivery import Decisions
     from nightferry.copies.encode import image_of
     from nightferry.destination.copies import data_name, location_of, parse_about, receipt_of
     from nightferry.destination.ours import parse_marker, parse_origin
@@ -492,7 +492,7 @@ def _read_side(data: bytes) -> None:
             found = parse_marker(data[1:])
         case _:
             try:
-                found = Beside(data[1:])
+                found = Decisions(data[1:])
             except ValueError:
                 found = None
     if found is None:

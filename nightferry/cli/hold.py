@@ -20,14 +20,14 @@ def add(image: str, /, *, reason: str) -> None:
     reason
         Why; it is shown wherever the hold is.
     """
-    from nightferry.copies.beside import spread
+    from nightferry.copies.delivery import spread_decisions
     from nightferry.retention.expire import add_hold
     from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
         record = add_hold(here, image, reason)
-        spread(here)
+        spread_decisions(here)
     session.out.result(record.model_dump(mode="json"), f"{image} is held: {record.reason}")
 
 
@@ -42,14 +42,14 @@ def remove(image: str, /, *, reason: str = "") -> None:
     reason
         Why, for the catalog.
     """
-    from nightferry.copies.beside import spread
+    from nightferry.copies.delivery import spread_decisions
     from nightferry.retention.expire import remove_hold
     from nightferry.site.opened import OpenSite
 
     session = current()
     with OpenSite(session.load_site()) as here:
         record = remove_hold(here, image, reason)
-        spread(here)
+        spread_decisions(here)
     session.out.result(record.model_dump(mode="json"), f"{image} is no longer held")
 
 

@@ -6,9 +6,8 @@ import logging
 import random
 from collections.abc import Iterator
 
-from nightferry.copies.described import NotDescribed, require_described
 from nightferry.copies.encode import open_copy
-from nightferry.copies.side_files import side_files
+from nightferry.copies.side_files import NotDescribed, require_described, side_files
 from nightferry.errors import (
     BusyError,
     CatalogError,

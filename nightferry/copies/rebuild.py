@@ -22,11 +22,10 @@ from nightferry.catalog.query import Catalog
 from nightferry.catalog.schema import ProvedRows, decode_copy
 from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
-from nightferry.copies.beside import Beside, add_records
-from nightferry.copies.described import record_in, require_side_files
+from nightferry.copies.delivery import Decisions, add_records
 from nightferry.copies.encode import image_of
 from nightferry.copies.recover import NOTE, recovered
-from nightferry.copies.side_files import side_files_of
+from nightferry.copies.side_files import record_in, require_side_files, side_files_of
 from nightferry.destination.base import Destination, Found, Marked, Odd, SiteMark
 from nightferry.destination.ours import MARKER, parse_marker
 from nightferry.errors import (
@@ -337,13 +336,13 @@ def _take_in_beside(
     texts: list[bytes | MediumDamaged] = [one.records for one in found if one.records]
     if isinstance(destination, Marked):
         texts += destination.records()
-    readable: list[Beside] = []
+    readable: list[Decisions] = []
     for text in texts:
         if isinstance(text, MediumDamaged):
             done.notes.append(text.message)
             continue
         try:
-            one = Beside(text)
+            one = Decisions(text)
         except ValueError:
             done.notes.append(f"records beside the copies at {destination.name} cannot be read")
             continue

@@ -11,11 +11,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from nightferry.copies.beside import DECIDED, render
-from nightferry.copies.described import NotDescribed, require_described
+from nightferry.copies.delivery import DECIDED, render_decisions
 from nightferry.copies.encode import PacedOutgoing, Passed, decodes_at_once, encoded, encoded_meta
 from nightferry.copies.read_back import mark_damaged, verify_copy
-from nightferry.copies.side_files import proven_chunks, side_files
+from nightferry.copies.side_files import NotDescribed, proven_chunks, require_described, side_files
 from nightferry.destination.base import (
     DATA_NAMES,
     Continues,
@@ -370,7 +369,10 @@ class Described(Passed):
     def __init__(self, opened: OpenSite, outgoing: Outgoing, image: ImageRecord) -> None:
         super().__init__(outgoing)
         mark = opened.mark()
-        self._described = {DECIDED: render(opened.catalog, mark, image), MARKER: render_marker(mark)}
+        self._described = {
+            DECIDED: render_decisions(opened.catalog, mark, image),
+            MARKER: render_marker(mark),
+        }
 
     @property
     def side_files(self) -> Mapping[str, bytes]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from nightferry.errors import ConfigError
-from nightferry.image.flags import add_flags, letters
+from nightferry.image.attributes import add_flags, letters
 
 ACL_ACCESS = "system.posix_acl_access"
 ACL_DEFAULT = "system.posix_acl_default"

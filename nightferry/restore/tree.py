@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 from nightferry.errors import ConfigError
+from nightferry.image.attributes import FREEZING, letters
 from nightferry.image.content import version
-from nightferry.image.flags import FREEZING, letters
 from nightferry.model.text import path_fields
 from nightferry.restore.metadata import Metadata, Owners, apply_metadata, give_flags
 from nightferry.restore.new_file import PlacedPieces, fill_file, new_file, temporary_name

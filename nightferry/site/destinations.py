@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never
 
+from nightferry.catalog.drives import DriveLeases
+from nightferry.catalog.query import Catalog
 from nightferry.clock import Clock
 from nightferry.destination.base import Destination
 from nightferry.destination.tape.drives.lease import Leases
 from nightferry.destination.tape.library.changer import Library
-from nightferry.errors import NotInThisRelease, Unavailable
+from nightferry.errors import BusyError, NotInThisRelease, Unavailable
 from nightferry.model.destinations import (
     DestinationSettings,
     FsspecSettings,
@@ -26,12 +29,11 @@ from nightferry.model.destinations import (
     TapeSettings,
     VirtualLibrarySettings,
 )
-from nightferry.model.records import CartridgeRecord, CopyRecord
+from nightferry.model.records import CartridgeRecord, CopyRecord, DriveRecord
 from nightferry.model.redact import redacted
 from nightferry.model.secrets import resolve_secret
 from nightferry.plan.restore_order import ARCHIVE_SPEED, FOLDER_SPEED, OBJECT_SPEED, TAPE_SPEED, Speed
 from nightferry.site.opened import OpenSite
-from nightferry.site.register import CatalogRegister
 from nightferry.site.state import make_private_folder, state_home
 
 if TYPE_CHECKING:
@@ -263,3 +265,46 @@ def _options(settings: IscsiLibrarySettings | ScsiLibrarySettings, keepers: Keep
 def _host_locks() -> Path:
     """Root's folder of locks; for other users, to whom /run is closed, one in their own state folder."""
     return HOST_LOCKS if os.geteuid() == 0 else make_private_folder(state_home()) / "locks"
+
+
+class CatalogRegister:
+    """Implements ``destination.base.Register`` for one destination.
+
+    Args:
+        catalog: The catalog.
+        destination: The destination's name.
+        leases: Its drives' leases, if there are any: whoever lost a drive records nothing more of cartridges.
+    """
+
+    def __init__(self, catalog: Catalog, destination: str, leases: DriveLeases | None = None) -> None:
+        self._catalog = catalog
+        self._destination = destination
+        self._permit = None if leases is None else leases.permit
+
+    def cartridge(self, barcode: str) -> CartridgeRecord | None:
+        self._catalog.refresh()
+        return self._catalog.latest(CartridgeRecord, f"{self._destination}/{barcode}")
+
+    def cartridges(self) -> list[CartridgeRecord]:
+        self._catalog.refresh()
+        return self._catalog.cartridges(self._destination)
+
+    def record(self, cartridge: CartridgeRecord, phase: Literal["intent", "result"] = "result") -> None:
+        self._catalog.append(cartridge, phase, permit=self._permit)
+
+    def record_after(self, known: CartridgeRecord, cartridge: CartridgeRecord) -> bool:
+        self._catalog.refresh()
+        newest = self._catalog.latest_event(CartridgeRecord, cartridge.subject)
+        if newest is None or self._catalog.latest(CartridgeRecord, cartridge.subject) != known:
+            return False
+        try:
+            self._catalog.append(cartridge, expect=newest.sequence)
+        except BusyError:
+            return False
+        return True
+
+    def record_drive(self, drive: DriveRecord) -> None:
+        self._catalog.append(drive)
+
+    def live_images(self, barcode: str, given_up: Collection[str] = ()) -> list[str]:
+        return self._catalog.live_images(self._destination, barcode, given_up)

@@ -13,8 +13,7 @@ from nightferry.destination.ours import MARKER, parse_marker, render_marker
 from nightferry.errors import NotVisible, OtherSite
 from nightferry.model.records import THERE, CopyRecord
 from nightferry.site.destinations import destination_of
-from nightferry.site.opened import OpenSite
-from nightferry.site.whose import known_mark
+from nightferry.site.opened import OpenSite, known_mark
 
 _LOOKED_AT = 16
 """Copies of the catalog's that are looked for before an unmarked place counts as nobody's."""

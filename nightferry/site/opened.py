@@ -1,12 +1,17 @@
 """A site opened for one process: the definition with the doors to catalog, cluster, disks and destinations.
 
 Every verb takes an ``OpenSite``. It is cheap to open, safe to use from several threads, and closed once.
+
+Nothing of ours is done in the place of another site. A site is known by a random id, drawn by its first use of a
+catalog and recorded there. Every destination of objects bears a marker with it (``destination/ours.py``), written when
+it is first used, never written over.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -25,13 +30,13 @@ from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.cluster.reader_agent import registered
 from nightferry.destination.base import SiteMark
-from nightferry.errors import CatalogError, OtherSite
+from nightferry.errors import BusyError, CatalogError, OtherSite
+from nightferry.model.catalog_records import SiteRecord
+from nightferry.model.claim_records import ConstraintRecord
 from nightferry.model.load import LoadedSite
 from nightferry.model.nodes import CommandClusterSettings, LocalClusterSettings, PacemakerSettings
 from nightferry.model.site import SiteFile
 from nightferry.progress import QUIET, Cancel, Progress
-from nightferry.site.register import CatalogConstraints
-from nightferry.site.whose import known_mark, require_mark
 
 log = logging.getLogger(__name__)
 
@@ -248,4 +253,68 @@ def operator() -> str:
     return f"{behind} as {name}" if behind and behind != name else name
 
 
-__all__ = ["OpenSite", "operator"]
+class CatalogConstraints:
+    """The catalog as the Pacemaker driver sees it: which constraints in the cluster are ours."""
+
+    def __init__(self, catalog: Catalog, clock: Clock) -> None:
+        self._catalog = catalog
+        self._clock = clock
+
+    def constraint(self, group: str) -> ConstraintRecord | None:
+        self._catalog.refresh()
+        return self._catalog.latest(ConstraintRecord, group)
+
+    def place(self, group: str, node: str, *, run: str, before: str, without_fencing: bool) -> None:
+        self._catalog.append(
+            ConstraintRecord(
+                group=group,
+                node=node,
+                before=before,
+                state="placed",
+                run=run,
+                at=self._clock.now(),
+                without_fencing=without_fencing,
+            )
+        )
+
+    def take_back(self, group: str, reason: str) -> None:
+        known = self.constraint(group)
+        if known is not None:
+            changes = {"state": "taken back", "reason": reason, "at": self._clock.now()}
+            self._catalog.append(known.model_copy(update=changes))
+
+
+def known_mark(catalog: Catalog, site: str) -> SiteMark | None:
+    """The site's mark as the catalog has it; None while it has none. Changes nothing.
+
+    Raises:
+        OtherSite: it is another site's catalog.
+    """
+    record = catalog.latest(SiteRecord, "site")
+    if record is None:
+        return None
+    if record.name != site:
+        raise OtherSite(
+            f"the catalog {catalog.storage} belongs to site {record.name} (id {record.id[:8]}), but the site file is "
+            f"for {site}",
+            hint="correct site.catalog; after renaming a site, run "
+            f"`nightferry catalog accept --renamed-from {record.name} --reason TEXT`",
+            subject=str(catalog.storage),
+        )
+    return SiteMark(record.name, record.id)
+
+
+def require_mark(catalog: Catalog, site: str, clock: Clock, who: str) -> SiteMark:
+    """The site's mark; the first use of a catalog draws it.
+
+    Raises:
+        OtherSite: it is another site's catalog.
+        CatalogError: it cannot be recorded.
+    """
+    while (found := known_mark(catalog, site)) is None:
+        record = SiteRecord(name=site, id=secrets.token_hex(16), who=who, at=clock.now())
+        try:
+            catalog.append(record, expect=0)
+        except BusyError:  # another process was first: what it drew counts
+            catalog.refresh()
+    return found

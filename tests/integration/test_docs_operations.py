@@ -17,8 +17,8 @@ from nightferry.destination.tape.library.pool import Pool
 from nightferry.destination.tape.library.virtual import VirtualLibrary, create
 from nightferry.model.load import load_site
 from nightferry.progress import QUIET, Cancel
+from nightferry.site.destinations import CatalogRegister
 from nightferry.site.opened import OpenSite
-from nightferry.site.register import CatalogRegister
 from nightferry.staging.images import files_of
 from nightferry.staging.staged import StagedOutgoing
 from tests.conftest import needs

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from nightferry.copies import verify
-from nightferry.copies.beside import spread
-from nightferry.copies.delivery import deliver_catalog
+from nightferry.copies.delivery import deliver_catalog, spread_decisions
 from nightferry.model.catalog_records import RebuildRecord
 from nightferry.model.records import (
     ApprovalRecord,
@@ -255,7 +254,7 @@ def test_what_people_decided_is_known_without_a_copy_of_the_catalog(
         )
         opened.catalog.append(approval)
         clock.sleep(60)
-        assert spread(opened) == {}
+        assert spread_decisions(opened) == {}
         kept = {
             cls: opened.catalog.all(cls) for cls in (HoldRecord, SealRecord, SelectionRecord, ApprovalRecord)
         }

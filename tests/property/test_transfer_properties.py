@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nightferry.transfer.base import CHUNK_BYTES
 from nightferry.transfer.digest import ChunkTable
 from nightferry.transfer.direct import DirectWriter, RingSettings
+from nightferry.transfer.engines import why_not
 from nightferry.transfer.reading import FileReader
-from nightferry.transfer.uring import why_not
 from tests.support.outgoing import table_of
 
 SIZE = CHUNK_BYTES

@@ -31,8 +31,7 @@ from nightferry.errors import NightferryError
 from nightferry.model.load import load_site
 from nightferry.night import gate, move, stage
 from nightferry.progress import Quiet
-from nightferry.site.opened import OpenSite
-from nightferry.site.register import CatalogConstraints
+from nightferry.site.opened import CatalogConstraints, OpenSite
 from nightferry.staging import adoption
 from tests.servers.pacemaker import ACTIVE, ALTERNATE, BACK, MAIL, MOUNTS, PacemakerServer
 from tests.support import night, toml

@@ -17,7 +17,7 @@ from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.destination.tape.library.pool import Pool
 from nightferry.destination.tape.library.scsi_open import Options, open_iscsi
 from nightferry.scsi.iscsi import Portal
-from nightferry.site.register import CatalogRegister
+from nightferry.site.destinations import CatalogRegister
 from tests.servers.tgtd import TARGET
 from tests.support.outgoing import MIB, PlainImage, put
 

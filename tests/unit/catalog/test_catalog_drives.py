@@ -13,7 +13,7 @@ from nightferry.catalog.query import Catalog
 from nightferry.errors import CatalogError, DriveTaken, Unavailable
 from nightferry.model.claim_records import DriveLeaseRecord
 from nightferry.model.records import CartridgeRecord
-from nightferry.site.register import CatalogRegister
+from nightferry.site.destinations import CatalogRegister
 from tests.support.small_site import HandClock
 
 DRIVE = "HU1"

@@ -12,7 +12,7 @@ import pytest
 
 from nightferry.errors import ConfigError, StoreUnreadable
 from nightferry.image import writer
-from nightferry.image.flags import letters
+from nightferry.image.attributes import letters
 from nightferry.image.index import IndexRow
 from nightferry.image.writer import ImageSummary, ImageWriter
 from nightferry.model.stores import Tolerate

@@ -15,7 +15,7 @@ import pytest
 
 from nightferry.errors import BusyError, Cancelled, ConfigError, DestinationError, StagingFull
 from nightferry.progress import Cancel
-from nightferry.transfer import newfile, uring
+from nightferry.transfer import engines, newfile
 from nightferry.transfer.base import ByteSink
 from nightferry.transfer.direct import DirectWriter, RingSettings
 from nightferry.transfer.durable import durable_rename
@@ -25,7 +25,7 @@ from tests.support.outgoing import table_of
 SIZE = 1 << 20
 SMALL = RingSettings(buffer_bytes=SIZE, buffers=3, engine="threads")
 CONTENT = os.urandom(5 * SIZE + 10_001)
-needs_io_uring = pytest.mark.skipif(bool(uring.why_not()), reason=f"io_uring: {uring.why_not()}")
+needs_io_uring = pytest.mark.skipif(bool(engines.why_not()), reason=f"io_uring: {engines.why_not()}")
 ENGINES = ["threads", pytest.param("io_uring", marks=needs_io_uring)]
 
 
@@ -518,7 +518,7 @@ def test_ring_settings_are_checked() -> None:
 def test_without_uring_api_auto_takes_threads_and_the_name_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uring, "why_not", lambda: "not today")
+    monkeypatch.setattr(engines, "why_not", lambda: "not today")
     writer = DirectWriter(tmp_path / "out", settings=RingSettings(SIZE, 2))
     assert writer.engine == "threads"
     writer.abort()

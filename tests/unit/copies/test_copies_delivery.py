@@ -2,10 +2,10 @@
 
 import pytest
 
-from nightferry.copies.beside import Beside
+from nightferry.copies.delivery import Decisions
 
 
 @pytest.mark.parametrize("through", ["Infinity", "1e999", "NaN", '"x"', "null", "[]", "9" * 5000])
 def test_a_document_whose_end_is_no_number_is_none(through: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        Beside(f'{{"id": "a", "through": {through}, "records": []}}'.encode())
+        Decisions(f'{{"id": "a", "through": {through}, "records": []}}'.encode())

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.transfer import uring
+from nightferry.transfer import engines
 
-pytestmark = pytest.mark.skipif(bool(uring.why_not()), reason=f"io_uring: {uring.why_not()}")
+pytestmark = pytest.mark.skipif(bool(engines.why_not()), reason=f"io_uring: {engines.why_not()}")
 
 READ_A_PIPE = """
 import os, sys
 from nightferry.transfer.ring import Transfer
-from nightferry.transfer.uring import UringEngine
+from nightferry.transfer.engines import UringEngine
 
 found = bytearray(4096)
 transfer = Transfer(0, memoryview(found), 0, writing=False, direct=False)
