@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def test_what_is_no_cartridge_in_the_ports_is_not_taken_for_one(
     assert Element(PORT, UNREADABLE) in library.changer.inventory()
     (finding,) = library.check()
     assert (finding.id, "port 0" in finding.text) == ("NF-TAPE-011", True)
+
+
+def test_a_second_cartridge_of_the_same_barcode_hides_no_first_one(
+    library: VirtualLibrary, tmp_path: Path
+) -> None:
+    shutil.copytree(tmp_path / "library/cartridges/A00001L9", tmp_path / "library/ports/0/A00001L9")
+    assert where(library, "A00001L9") == [SLOT, PORT]
+    library.changer.move(Address("slot", 1), DRIVE)  # writes down what is where
+    shutil.rmtree(tmp_path / "library/ports/0/A00001L9")
+    assert where(library, "A00001L9") == [SLOT]
 
 
 def other_kind(path: Path) -> None:

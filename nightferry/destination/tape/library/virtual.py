@@ -91,9 +91,12 @@ class VirtualChanger:
     def inventory(self) -> list[Element]:
         elements = _as_elements(_read(_Elements, self._root / "elements.json"))
         ports = self._ports()
-        outside = {port.barcode for port in ports}
-        inside = [Element(e.address) if e.barcode and e.barcode in outside else e for e in elements]
-        return inside + ports
+        # One that has no folder inside any more was carried out. Where both are there, two cartridges bear one barcode.
+        outside = {port.barcode for port in ports if port.barcode and not self._is_inside(port.barcode)}
+        return [Element(e.address) if e.barcode in outside else e for e in elements] + ports
+
+    def _is_inside(self, barcode: str) -> bool:
+        return (self._root / "cartridges" / barcode).is_dir()
 
     def _ports(self) -> list[Element]:
         folders = self._root / "ports"
