@@ -30,7 +30,7 @@ from nightferry.staging.owed import owed
 from nightferry.staging.ownership import watching_disk
 from nightferry.units import counted
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
-from tasks.part import as_own, part, require_success
+from tasks.part import as_own, part, require_success, why_failed
 from tasks.place import at, runs_here
 from tasks.runner import threads
 from tasks.stream import deliver_catalog_task, free_staging_task, stream_image_task
@@ -102,7 +102,7 @@ def _deliver(
         delivered = deliver_catalog_task(site, name, return_state=True)
         if not delivered.is_completed():
             PrefectProgress().say(
-                f"no copy of the catalog delivered to {name}: {delivered.message}", subject=name
+                f"no copy of the catalog delivered to {name}: {why_failed(delivered)}", subject=name
             )
         close_destination(here, name)
     require_success(freed)

@@ -65,6 +65,12 @@ def unexpected(kind: str, message: str) -> NightferryError:
     return NightferryError(message)
 
 
+def why_failed(state: State[Any]) -> str:
+    """What a run failed with, in our own error's words where it is one."""
+    error = state.result(raise_on_failure=False)
+    return error.message if isinstance(error, NightferryError) else str(state.message)
+
+
 def require_success(state: State[Any]) -> None:
     """Raises what a part of the night failed with."""
     if not state.is_completed():

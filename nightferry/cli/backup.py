@@ -363,5 +363,12 @@ def _hints(result: NightResult) -> list[str]:
                 "`nightferry forget IMAGE --reason TEXT` gives up what can no longer be delivered",
             ]
         case "Partial":
-            return ["`nightferry files IMAGE --outcome` names the files that did not come out whole"]
+            hints = []
+            if any(image.image not in result.whole for image in result.images):
+                hints.append("`nightferry files IMAGE --outcome` names the files that did not come out whole")
+            if result.given_up:
+                hints.append(
+                    "`nightferry copy IMAGE --to DESTINATION` makes a copy all the same that was given up"
+                )
+            return hints
     return []

@@ -12,7 +12,7 @@ from nightferry.destination.base import Archived, Recalls
 from nightferry.errors import CatalogError, CopyMissing, NeedsRecall, Unavailable
 from nightferry.image.chunks import CheckedReader
 from nightferry.model.names import choose
-from nightferry.model.records import CopyRecord, ImageRecord, RecallRecord
+from nightferry.model.records import THERE, CopyRecord, ImageRecord, RecallRecord
 from nightferry.plan.restore_order import STAGING, Choice, choose_copies
 from nightferry.progress import Cancel, Progress
 from nightferry.site.destinations import destination_of, offsite, speeds
@@ -63,19 +63,26 @@ def sources_of(
 
 def nowhere(opened: OpenSite, image: ImageRecord, only: str | None) -> CopyMissing:
     """What became of the copies that were asked for."""
-    states = [f"{c.destination} {c.state}" for c in opened.catalog.copies(image.image)]
+    copies = [c for c in opened.catalog.copies(image.image) if only in (None, c.destination)]
+    named = {destination.name for destination in opened.site.destinations}
+    unnamed = [c.destination for c in copies if c.destination not in named and c.state in THERE]
+    states = [
+        f"{c.destination} {c.state}" + (" (not in the site file)" if c.destination in unnamed else "")
+        for c in copies
+    ]
+    if unnamed:
+        hint = f"put the destination {unnamed[0]} back into the site file, under that name"
+    elif only is not None:
+        hint = f"leave --copy out to read another; `nightferry copies {image.image}` lists all"
+    else:
+        hint = f"`nightferry copies {image.image}` shows why; `nightferry images` lists what there is"
     if only is not None:
-        states = [state for state in states if state.startswith(f"{only} ")]
-        return CopyMissing(
-            f"no readable copy of image {image.image} at {only}" + "".join(f": {state}" for state in states),
-            hint=f"leave --copy out to read another; `nightferry copies {image.image}` lists all",
-            subject=image.image,
+        text = f"no readable copy of image {image.image} at {only}" + "".join(
+            f": {state}" for state in states
         )
-    return CopyMissing(
-        f"no readable copy of image {image.image}: {', '.join(states) or 'none was ever made'}",
-        hint=f"`nightferry copies {image.image}` shows why; `nightferry images` lists what there is",
-        subject=image.image,
-    )
+    else:
+        text = f"no readable copy of image {image.image}: {', '.join(states) or 'none was ever made'}"
+    return CopyMissing(text, hint=hint, subject=image.image)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from nightferry.copies.origin import last_whole, new_line, origin_now
 from nightferry.errors import CatalogError, ClockAhead, ClusterError, NightferryError, OtherSite
 from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
+from nightferry.model.records import THERE, CopyRecord
 from nightferry.model.selection import diff
 from nightferry.model.stores import FilesStore, SqliteStore
 from nightferry.plan.expectation import elsewhere
@@ -363,6 +365,20 @@ def _cluster(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
+def _unnamed_destinations(opened: OpenSite) -> Iterator[Finding]:
+    """Copies that no restore reads and no expiry removes any more."""
+    named = {destination.name for destination in opened.site.destinations}
+    there = Counter(copy.destination for copy in opened.catalog.all(CopyRecord) if copy.state in THERE)
+    for name in sorted(there.keys() - named):
+        yield Finding(
+            "NF-DEST-004",
+            "note",
+            f"{counted(there[name], 'copy', 'copies')} at {name}, which is not in the site file: nothing reads "
+            "or expires them",
+            f"put the destination {name} back into the site file; under another name it is another destination",
+        )
+
+
 def _destinations(opened: OpenSite) -> Iterator[Finding]:
     for settings in opened.site.destinations:
         try:
@@ -374,6 +390,7 @@ def _destinations(opened: OpenSite) -> Iterator[Finding]:
             yield Finding("NF-DEST-003", "fail", error.message, error.hint)
         except NightferryError as error:
             yield Finding("NF-DEST-001", "fail", f"destination {settings.name}: {error}", error.hint)
+    yield from _unnamed_destinations(opened)
     for group in opened.site.groups:
         if not group.copies:
             yield Finding(

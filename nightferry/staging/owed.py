@@ -59,8 +59,9 @@ def owed(opened: OpenSite, back_group: str | None = None) -> list[Owed]:
 
 def undeliverable(opened: OpenSite) -> list[Owed]:
     """What is owed by images that the site file does not account for any more, whether or not a night still delivers
-    it."""
-    return [each for each in owed(opened) if each.undeliverable or each.unnamed]
+    it; of a lost image nothing can be delivered (``lost``)."""
+    found = [each for each in owed(opened) if each.undeliverable or each.unnamed]
+    return [each for each in found if not is_lost(opened, each.image)]
 
 
 def owes(opened: OpenSite, image: ImageRecord) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import toml
 from tests.support.command_site import Command, CommandSite
 
 
@@ -65,3 +66,25 @@ def test_a_destination_that_left_is_passed_over_and_told_by_verify(
     assert checked.code == 20
     wrong = {c["destination"] for c in checked.document["copies"] if c["error"]}
     assert wrong == {"objects"}
+
+
+def test_the_copies_of_a_renamed_destination_are_named_with_the_way_back(
+    backed_up: CommandSite, nightferry: Command
+) -> None:
+    renamed = backed_up.objects_toml.replace('"objects"', '"archive"', 1)
+    backed_up.edit(backed_up.objects_toml, renamed)
+    backed_up.file.write_text(backed_up.file.read_text().replace('["tape", "objects"]', '["archive"]'))
+    checked = nightferry(backed_up, "check", "--json").document["findings"]
+    (finding,) = [found for found in checked if found["id"] == "NF-DEST-004"]
+    assert "3 copies at objects" in finding["text"]
+    shutil.rmtree(backed_up.root / "backup/SG1")
+    backed_up.edit(toml.tape(toml.virtual(backed_up.root / "vtl")), "")
+    to = backed_up.root / "restored" / "ledger"
+    refused = nightferry(backed_up, "restore", "store", "SG1/ledger", "--to", to, "--json")
+    assert "objects verified (not in the site file)" in refused.error["message"]
+    assert "back into the site file" in refused.error["hint"]
+    backed_up.edit(renamed, backed_up.objects_toml)
+    backed_up.file.write_text(backed_up.file.read_text().replace('["archive"]', '["objects"]'))
+    brought = nightferry(backed_up, "restore", "store", "SG1/ledger", "--to", to, "--json")
+    assert brought.code == 0, brought
+    assert same(to / "ledger.csv", backed_up.ledger)
