@@ -24,6 +24,7 @@ from nightferry.catalog.storage import Storage
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.copies.delivery import Decisions, add_records
 from nightferry.copies.encode import image_of
+from nightferry.copies.reconcile import reconcile_copies, reconcile_elsewhere
 from nightferry.copies.recover import NOTE, recovered
 from nightferry.copies.side_files import record_in, require_side_files, side_files_of
 from nightferry.destination.base import Destination, Found, Marked, Odd, SiteMark
@@ -43,12 +44,11 @@ from nightferry.model.catalog_records import DeliveryRecord, RebuildRecord, Site
 from nightferry.model.claim_records import DriveLeaseRecord, LeaseRecord
 from nightferry.model.load import LoadedSite
 from nightferry.model.names import parse_image_name, parse_run
-from nightferry.model.records import THERE, CartridgeRecord, CopyRecord, CopyState, ImageRecord, RunRecord
+from nightferry.model.records import CartridgeRecord, CopyRecord, ImageRecord, RunRecord
 from nightferry.model.site import SiteFile, is_bucket
 from nightferry.model.text import safe
 from nightferry.progress import Cancel, Progress
 from nightferry.site.destinations import destination_of
-from nightferry.site.elsewhere import settle_elsewhere
 from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.owed import missing
 from nightferry.transfer.durable import FOLDER_MODE
@@ -166,8 +166,8 @@ def rebuild(
         for one in _in_order(described, catalog):
             cancel.check()
             _add(catalog, destination, one, indexes, done, clock, cancel)
-        _settle_missing(catalog, destination, found, odd, done)
-        done.lost_elsewhere, done.unseen = settle_elsewhere(opened, catalog, copy, mark)
+        done.lost, done.elsewhere = reconcile_copies(catalog, destination, found, odd)
+        done.lost_elsewhere, done.unseen = reconcile_elsewhere(opened, catalog, copy, mark)
         done.beside = _take_in_beside(catalog, destination, found, mark, last, done)
         _add_runs(catalog, loaded.site, copy)
         _add_cartridges(catalog, destination, done)
@@ -549,7 +549,7 @@ def _image(catalog: Catalog, found: Found) -> ImageRecord:
     """The record beside the copy, or the catalog's own when both are of one image.
 
     Raises:
-        ConfigError, IntegrityError: see ``described.record_in``; or the catalog knows another image of that name.
+        ConfigError, IntegrityError: see ``side_files.record_in``; or the catalog knows another image of that name.
     """
     said = record_in(found)
     known = catalog.latest(ImageRecord, found.image)
@@ -568,50 +568,6 @@ def _size(found: Found, image: ImageRecord) -> int:
     """Bytes of the copy's data as they lie there: an encoded one has another length than the image."""
     said = found.location.get("size_bytes")
     return said if isinstance(said, int) else image.size_bytes
-
-
-def _settle_missing(
-    catalog: Catalog, destination: Destination, found: Iterable[Found], odd: Iterable[Odd], done: Rebuilt
-) -> None:
-    """Copies that are on record at the destination, and were not found, are lost; those of which something is there
-    are damaged.
-
-    One on a cartridge that is not in the library is only elsewhere: a lost one would let the cartridge be
-    written over.
-    """
-    there = {(one.image, one.epoch) for one in found}
-    odd_images = {one.image for one in odd}
-    missing_media = _cartridges_elsewhere(catalog, destination)
-    for copy in catalog.all(CopyRecord):
-        if copy.destination != destination.name or (copy.image, copy.epoch) in there:
-            continue
-        if copy.state not in THERE and copy.state != "writing":
-            continue  # it is known to be gone, or to be going
-        parts = copy.location.get("parts", ())
-        if any(part["barcode"] in missing_media for part in parts):
-            done.elsewhere.append(copy.image)
-            continue
-        state: CopyState = "damaged" if copy.image in odd_images and copy.state != "writing" else "lost"
-        note = f"not {'whole' if state == 'damaged' else 'there'} when the catalog was rebuilt; {copy.note}"
-        catalog.append(copy.model_copy(update={"state": state, "note": note.rstrip("; ")[:500]}))
-        if copy.state != "writing" and state == "lost":
-            done.lost.append(copy.image)
-
-
-def _cartridges_elsewhere(catalog: Catalog, destination: Destination) -> set[str]:
-    """Barcodes that copies name and the library does not have; none where there are no cartridges."""
-    from nightferry.destination.tape.library.destination import TapeDestination
-
-    if not isinstance(destination, TapeDestination):
-        return set()
-    here = {view.barcode for view in destination.inventory() if view.element}
-    named = {
-        part["barcode"]
-        for copy in catalog.all(CopyRecord)
-        if copy.destination == destination.name
-        for part in copy.location.get("parts", ())
-    }
-    return named - here
 
 
 def _add_runs(catalog: Catalog, site: SiteFile, destination: str) -> None:

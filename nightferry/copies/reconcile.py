@@ -1,4 +1,4 @@
-"""What a rebuilt catalog says of other places than the one that it was made from, looked for there.
+"""What a rebuilt catalog says of copies, looked for where they should lie.
 
 The copy of the catalog that a rebuild begins with may be older than the last expiry: it lists copies at other
 destinations that are gone, and images on staging that were freed. What is found to be gone is said, and not owed for
@@ -7,17 +7,69 @@ ever; what cannot be looked at stays as it is on record.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nightferry.catalog.query import Catalog
-from nightferry.destination.base import Marked, SiteMark
+from nightferry.destination.base import Destination, Found, Marked, Odd, SiteMark
 from nightferry.destination.ours import parse_marker
 from nightferry.errors import ConfigError, DestinationError
 from nightferry.model.destinations import TapeSettings
-from nightferry.model.records import THERE, CopyRecord
+from nightferry.model.records import THERE, CopyRecord, CopyState
 from nightferry.site.destinations import destination_of
 from nightferry.site.opened import OpenSite
 
 
-def settle_elsewhere(
+def reconcile_copies(
+    catalog: Catalog, destination: Destination, found: Iterable[Found], odd: Iterable[Odd]
+) -> tuple[list[str], list[str]]:
+    """Copies that are on record at the destination, and were not found, are lost; those of which something is there
+    are damaged.
+
+    One on a cartridge that is not in the library is only elsewhere: a lost one would let the cartridge be
+    written over.
+
+    Returns:
+        The images whose copies are lost, and those whose copies are on such a cartridge.
+    """
+    lost: list[str] = []
+    elsewhere: list[str] = []
+    there = {(one.image, one.epoch) for one in found}
+    odd_images = {one.image for one in odd}
+    missing_media = _cartridges_elsewhere(catalog, destination)
+    for copy in catalog.all(CopyRecord):
+        if copy.destination != destination.name or (copy.image, copy.epoch) in there:
+            continue
+        if copy.state not in THERE and copy.state != "writing":
+            continue  # it is known to be gone, or to be going
+        parts = copy.location.get("parts", ())
+        if any(part["barcode"] in missing_media for part in parts):
+            elsewhere.append(copy.image)
+            continue
+        state: CopyState = "damaged" if copy.image in odd_images and copy.state != "writing" else "lost"
+        note = f"not {'whole' if state == 'damaged' else 'there'} when the catalog was rebuilt; {copy.note}"
+        catalog.append(copy.model_copy(update={"state": state, "note": note.rstrip("; ")[:500]}))
+        if copy.state != "writing" and state == "lost":
+            lost.append(copy.image)
+    return lost, elsewhere
+
+
+def _cartridges_elsewhere(catalog: Catalog, destination: Destination) -> set[str]:
+    """Barcodes that copies name and the library does not have; none where there are no cartridges."""
+    from nightferry.destination.tape.library.destination import TapeDestination
+
+    if not isinstance(destination, TapeDestination):
+        return set()
+    here = {view.barcode for view in destination.inventory() if view.element}
+    named = {
+        part["barcode"]
+        for copy in catalog.all(CopyRecord)
+        if copy.destination == destination.name
+        for part in copy.location.get("parts", ())
+    }
+    return named - here
+
+
+def reconcile_elsewhere(
     opened: OpenSite, catalog: Catalog, but: str, mark: SiteMark | None
 ) -> tuple[list[str], list[str]]:
     """Copies that are on record at another destination of objects, and of which nothing lies there, are lost.
