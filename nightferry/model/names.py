@@ -157,6 +157,15 @@ def run_name(window: str | date, back_group: str, number: int = 1) -> str:
     return name
 
 
+def is_run(name: str) -> bool:
+    """Whether a text is the name of a run."""
+    try:
+        parse_run(name)
+    except ConfigError:
+        return False
+    return True
+
+
 def parse_run(name: str) -> RunName:
     """The opposite of ``run_name``.
 

@@ -18,7 +18,7 @@ from nightferry.progress import Cancel, Progress
 from nightferry.site.nodes import active_node, has_disk, placement, require_here
 from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.orphans import clear_orphans
-from nightferry.staging.ownership import require_own_catalog
+from nightferry.staging.ownership import knows, require_own_catalog
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ def _move(
         )
     sees = opened.here in (None, plan.source)
     token = _known_token(opened, back_group, target, new_disk=new_disk) if sees else None
-    if plan.is_noop and token is not None and token.node == target:
+    if plan.is_noop and token is not None and token.node == target and knows(opened, token):
         # Nothing that an earlier move left may carry it away from here.
         cluster.move(plan, run=run, cancel=cancel)
         _remember(opened, back_group, token)

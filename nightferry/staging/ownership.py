@@ -19,8 +19,8 @@ from nightferry.cluster.disk import OwnerToken
 from nightferry.cluster.mount import mount_of
 from nightferry.errors import Cancelled, CatalogError, ClusterError, GroupStopping, NotOwner
 from nightferry.model.catalog_records import RebuildRecord
+from nightferry.model.names import is_run
 from nightferry.model.records import RunRecord
-from nightferry.model.text import safe
 from nightferry.progress import Cancel
 from nightferry.site.nodes import has_disk
 from nightferry.site.opened import OpenSite
@@ -177,26 +177,34 @@ class Watches:
         self.by_disk: dict[str, DiskWatch] = {}
 
 
+def knows(opened: OpenSite, token: OwnerToken) -> bool:
+    """Whether the catalog knows the run that took a disk. A rebuilt one need not: what it did not find was said."""
+    catalog = opened.catalog
+    catalog.refresh()
+    return (
+        not is_run(token.run)
+        or catalog.latest(RunRecord, token.run) is not None
+        or bool(catalog.all(RebuildRecord))
+    )
+
+
 def require_own_catalog(opened: OpenSite, back_group: str) -> None:
-    """The disk was used before, and by this catalog: an empty one in its place, such as the mount point of a catalog
-    whose disk is not mounted, would forget all that is owed, held and known. A disk that is not here is not looked at.
+    """A catalog that does not know the run that used the disk last would forget what is owed, held and known: an empty
+    one, such as the mount point of a catalog whose disk is not mounted, or one that was brought back from a backup.
+    A disk that is not here is not looked at.
 
     Raises:
-        CatalogError: the disk's owner token names a run that the catalog never knew.
+        CatalogError: the catalog never knew the run of the disk's owner token.
     """
-    if not has_disk(opened, back_group):
+    token = opened.disk(back_group).owner() if has_disk(opened, back_group) else None
+    if token is None or knows(opened, token):
         return
-    catalog = opened.catalog
-    token = opened.disk(back_group).owner()
-    if token is None or catalog.owner(back_group) is not None or catalog.all(RebuildRecord):
-        return
-    if catalog.latest(RunRecord, token.run) is not None:
-        return  # a crash came before the owner was recorded
     raise CatalogError(
-        f"the catalog {catalog.storage} knows nothing of the disk of {back_group}, last used by run {safe(token.run)}",
+        f"the catalog {opened.catalog.storage} does not know run {token.run}, which used the disk of {back_group} "
+        "last: it is another catalog, or an older one",
         hint="mount the catalog's disk, or correct `catalog` in the site file; if the catalog is lost, `nightferry "
-        f"catalog rebuild`; to begin anew with this disk, `nightferry cluster move {back_group} --to "
-        f"{token.node} --ungated --reason TEXT`",
+        f"catalog rebuild`; to go on with this one, `nightferry cluster move {back_group} --to {token.node} "
+        "--ungated --reason TEXT`",
         subject=back_group,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -43,7 +44,7 @@ def test_no_night_begins_on_the_disk_of_another_catalog(unmounted: tuple[SmallSi
     assert ids(site)["NF-CAT-006"] == "fail"
     with (
         site.open(clock) as opened,
-        pytest.raises(CatalogError, match="knows nothing of the disk of TEX-BACK-1"),
+        pytest.raises(CatalogError, match="does not know run 20261111-TEX-BACK-1"),
     ):
         night.night(opened, BACK_GROUP)
     assert list((site.home / "catalog").rglob("*.json")) == []
@@ -61,6 +62,20 @@ def test_the_true_catalog_goes_on_when_it_is_back(unmounted: tuple[SmallSite, Ha
     with site.open(clock) as opened:
         night.nights(opened, clock, 1)
         assert len(opened.catalog.runs()) == 3
+
+
+def test_a_catalog_that_was_brought_back_from_yesterday_is_told_from_today_s(make_site: MakeSite) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock()
+    with site.open(clock) as opened:
+        night.nights(opened, clock, 1)
+    shutil.copytree(site.home / "catalog", site.home / "yesterday")
+    with site.open(clock) as opened:
+        night.nights(opened, clock, 1)
+    (site.home / "catalog").rename(site.home / "today")
+    (site.home / "yesterday").rename(site.home / "catalog")
+    assert ids(site)["NF-CAT-006"] == "fail"
+    with site.open(clock) as opened, pytest.raises(CatalogError, match="or an older one"):
+        night.night(opened, BACK_GROUP)
 
 
 def test_an_operator_begins_anew_with_the_disk_by_word(unmounted: tuple[SmallSite, HandClock]) -> None:
