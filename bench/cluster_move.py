@@ -46,7 +46,7 @@ def on_node(site_file: str) -> None:
         began = time.monotonic()
         move.to_passive(opened, run, to=ALTERNATE, progress=QUIET, cancel=Cancel())
         print(time.monotonic() - began)
-        if opened.here == ALTERNATE:
+        if opened.local_node == ALTERNATE:
             move.settle(opened, BACK, progress=QUIET)
 
 

@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from nightferry.cluster.reader_agent import AGENT_PATH, process_on, program_on
+from nightferry.cluster.reader_agent import AGENT_PATH, _lease
 
 GROUP = "TEX-BACK-1"
 
@@ -29,8 +29,8 @@ def stop_s(holders: int) -> float:
             process = subprocess.Popen(["sleep", "120"], start_new_session=True)
             stack.callback(process.wait)
             stack.callback(process.kill)
-            registers = program_on if number % 2 else process_on
-            stack.enter_context(registers([GROUP], process.pid, folder=folder))
+            # Every other one leads a session, as a program that we run does.
+            stack.enter_context(_lease(folder / GROUP, process.pid, ".session" if number % 2 else ""))
         began = time.monotonic()
         subprocess.run(
             ["unshare", "--mount", "sh", "-c", f"mount --bind {run} /run && exec {AGENT_PATH} stop"],

@@ -20,7 +20,7 @@ from nightferry.model.findings import Finding
 from nightferry.model.text import safe_markdown
 from nightferry.site.opened import OpenSite
 from tasks.bridge import at_work, opened
-from tasks.place import at
+from tasks.place import run_on
 
 FOUND = "Found"
 """The state's name when something fails."""
@@ -46,11 +46,11 @@ def check_everywhere(site: Site) -> State[Any]:
     """
     with at_work():
         here = opened(site)
-        if here.here is None:
+        if here.local_node is None:
             # One machine plays every node.
             findings = everywhere.look_here(site.open()).findings_of("")
         else:
-            nodes = [node.name for node in here.site.nodes]
+            nodes = [node.name for node in here.file.nodes]
             with ThreadPoolExecutor(max_workers=len(nodes), thread_name_prefix="check") as pool:
                 futures = [
                     pool.submit(contextvars.copy_context().run, _ask, here, site, node) for node in nodes
@@ -69,7 +69,7 @@ def check_everywhere(site: Site) -> State[Any]:
 def _ask(here: OpenSite, site: Site, node: str) -> everywhere.NodeAnswer:
     asked = here.clock.now()
     try:
-        state = at(node, check_node, site, key=f"by hand/{uuid4()}")
+        state = run_on(node, check_node, site, key=f"by hand/{uuid4()}")
         seen = everywhere.Seen.load(state.message or "") if state.is_completed() else None
         why = "" if seen is not None else state.message or f"its check ended {state.name}"
     except NightferryError as error:

@@ -37,7 +37,7 @@ def expire(
         try:
             done = apply_retention(site, destination, dry_run, reason)
         finally:
-            for settings in here.site.destinations:
+            for settings in here.file.destinations:
                 close_destination(here, settings.name)
         verb = "would expire" if dry_run else "expired"
         said = f"{counted(len(done.gone), 'copy', 'copies')} {verb}, {format_size(done.freed_bytes)} freed"
@@ -65,7 +65,7 @@ def apply_retention(site: Site, destination: str | None, dry_run: bool, reason: 
         here, destination, dry_run=dry_run, reason=reason, progress=PrefectProgress(), cancel=CANCEL
     )
     rows = [
-        {**row, "started": f"{row['started'].astimezone(here.site.tz):%Y-%m-%d %H:%M}"}
+        {**row, "started": f"{row['started'].astimezone(here.file.tz):%Y-%m-%d %H:%M}"}
         for row in done.as_json()["copies"]
     ]
     create_table_artifact(

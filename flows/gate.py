@@ -13,7 +13,7 @@ from flows.two_stage import two_stage_backup
 from nightferry.night import gate
 from tasks.bridge import at_work, opened
 from tasks.part import as_own, part
-from tasks.place import at, runs_here
+from tasks.place import run_on, runs_here
 
 
 @flow(name="approve-gate", flow_run_name="approve {run}", persist_result=False)
@@ -36,7 +36,7 @@ def approve_gate(site: Site, run: str, stores: list[str], reason: str) -> State[
             ended = part(two_stage_backup, site, record.back_group, run=run, stage="two")
         else:
             # The approval is written onto the disk, too.
-            ended = at(
+            ended = run_on(
                 owner,
                 approve_gate,
                 site,

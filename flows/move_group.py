@@ -16,7 +16,7 @@ from nightferry.night.report import night_result
 from nightferry.night.run import run_lock, set_state
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.gate import require_open_task, to_passive_task
-from tasks.place import at, runs_here
+from tasks.place import run_on, runs_here
 
 GATE_HELD = "GateHeld"
 
@@ -38,7 +38,7 @@ def move_group(
         here = opened(site)
         owner = here.cluster.where(back_group)
         if not runs_here(here, owner):
-            return at(
+            return run_on(
                 owner, move_group, site, key=f"by hand/{uuid4()}", back_group=back_group, to=to, run=run
             )
         name = run or next((r.run for r in here.catalog.runs(back_group)), None)

@@ -26,7 +26,7 @@ from nightferry.site.opened import OpenSite
 from nightferry.units import counted, format_size
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own
-from tasks.place import at, runs_here
+from tasks.place import run_on, runs_here
 
 
 @flow(name="restore-files", flow_run_name="restore files of {store}", persist_result=False)
@@ -144,14 +144,14 @@ def _elsewhere(
 ) -> State[Any] | None:
     """The restore on the other node that it is for, ended; None when it is for this one."""
     if node is None:
-        known = next((g for g in here.site.groups if g.name == group), None)
+        known = next((g for g in here.file.groups if g.name == group), None)
         # What has left the site file has no staging any more: any node can restore it.
-        wanted = here.cluster.where(known.back_group) if known is not None else here.here
+        wanted = here.cluster.where(known.back_group) if known is not None else here.local_node
     else:
-        wanted = here.site.node(node).name
+        wanted = here.file.node(node).name
     if wanted is None or runs_here(here, wanted):
         return None
-    return as_own(at(wanted, flow, site, key=f"by hand/{uuid4()}", node=wanted, **asked))
+    return as_own(run_on(wanted, flow, site, key=f"by hand/{uuid4()}", node=wanted, **asked))
 
 
 def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:
@@ -161,7 +161,7 @@ def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:
         ConfigError: it does not lie below one of the site's restore roots.
     """
     target = Path(os.path.normpath(to))
-    roots = here.site.site.restore_roots
+    roots = here.file.site.restore_roots
     root = next((r for r in roots if target == r or r in target.parents), None)
     if root is None:
         named = ", ".join(str(r) for r in roots) or "none are configured"
@@ -177,7 +177,7 @@ def require_overwrite(here: OpenSite, overwrite: str) -> None:
     """Raises:
     ConfigError: what is there would be replaced, and the site does not allow it.
     """
-    if overwrite != "never" and not here.site.site.restore_overwrite:
+    if overwrite != "never" and not here.file.site.restore_overwrite:
         raise ConfigError(
             "restores from the Prefect UI replace nothing at this site",
             hint="choose never or an empty folder, restore by command line, or set restore_overwrite under [site]",

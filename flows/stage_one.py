@@ -100,7 +100,7 @@ def _stage_all(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> 
     ) as around:
         with (
             watching_disk(here, record.back_group, CANCEL, require_owner(here, record)) as owned,
-            at_once(here.site.staging.streams),
+            at_once(here.file.staging.streams),
         ):
             wait(_submit(here, site, record, stagger))
             owned.check()
@@ -125,8 +125,8 @@ def _submit(here: OpenSite, site: Site, record: RunRecord, stagger: bool) -> lis
 
 
 def _delays(here: OpenSite, run: RunRecord) -> dict[str, float]:
-    starts = {g.name: g.start for g in here.site.groups_of(run.back_group)}
-    return start_delays(starts, here.clock.now(), here.site.tz, run.window)
+    starts = {g.name: g.start for g in here.file.groups_of(run.back_group)}
+    return start_delays(starts, here.clock.now(), here.file.tz, run.window)
 
 
 def _last_size(here: OpenSite, group: str, store: str) -> int | None:

@@ -31,7 +31,7 @@ from nightferry.staging.ownership import watching_disk
 from nightferry.units import counted
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, part, require_success, why_failed
-from tasks.place import at, runs_here
+from tasks.place import run_on, runs_here
 from tasks.runner import threads
 from tasks.stream import deliver_catalog_task, free_staging_task, stream_image_task
 
@@ -57,9 +57,9 @@ def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | N
         owner = here.cluster.where(back_group)
         if not runs_here(here, owner):
             return as_own(
-                at(owner, stage_two, site, key=f"by hand/{uuid4()}", back_group=back_group, run=run)
+                run_on(owner, stage_two, site, key=f"by hand/{uuid4()}", back_group=back_group, run=run)
             )
-        policy = {name for group in here.site.groups_of(back_group) for name in group.copies}
+        policy = {name for group in here.file.groups_of(back_group) for name in group.copies}
         # A storage group that went to another BACK group may still owe copies from this one.
         names = sorted(
             policy | {each.destination for each in owed(here, back_group) if not each.undeliverable}

@@ -29,7 +29,7 @@ from nightferry.staging.images import lost_images
 from nightferry.staging.owed import owed
 from tasks.bridge import CANCEL, PrefectProgress, at_work, opened
 from tasks.part import as_own, require_success
-from tasks.place import at, require_published
+from tasks.place import require_published, run_on
 
 MOST_FAILOVERS = 5
 """How often stage one follows the service to another node within a night."""
@@ -74,7 +74,7 @@ def two_stage_backup(
     with at_work():
         here = opened(site)
         progress = PrefectProgress()
-        if here.here is not None and stage != "one":
+        if here.local_node is not None and stage != "one":
             # Stage two will be another node's, and must not be refused only then.
             require_published(here, site)
         # A node whose clock is behind the schedule's would find itself in the night before.
@@ -171,7 +171,7 @@ def night(
             return as_own(staged)
         if staged.name != PARTIAL_STATE:
             require_success(staged)
-    moved = at(
+    moved = run_on(
         here.cluster.where(back_group),
         move_group,
         site,
@@ -183,7 +183,7 @@ def night(
     if moved.name == GATE_HELD:
         return as_own(moved)
     require_success(moved)
-    streamed = at(
+    streamed = run_on(
         here.cluster.where(back_group),
         stage_two,
         site,
@@ -226,7 +226,7 @@ def stage_one_where_the_service_is(
         node = wait_for_service(here, run.back_group, progress=PrefectProgress(), cancel=CANCEL)
         run = set_state(here, here.catalog.run(run.run), node=node)
         try:
-            staged = at(
+            staged = run_on(
                 node,
                 stage_one,
                 site,

@@ -39,7 +39,7 @@ def verify_copies(
         try:
             bad = read_back(site, destination, sample_percent, recall)
         finally:
-            for settings in here.site.destinations:
+            for settings in here.file.destinations:
                 close_destination(here, settings.name)
         if bad:
             return Failed(name="Partial", message=f"{counted(bad, 'copy', 'copies')} cannot be trusted")

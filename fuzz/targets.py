@@ -627,11 +627,11 @@ def _labels() -> tuple[bytes, ...]:
 
 
 def _read_label(data: bytes) -> None:
-    from nightferry.destination.tape.format.label import NotALabel, parse_row
+    from nightferry.destination.tape.format.label import NotALabel, parse
     from nightferry.errors import WrongCartridge
 
     try:
-        parse_row(data)
+        parse(data)
     except NotALabel as error:
         raise WrongCartridge(str(error)) from error
 

@@ -63,10 +63,10 @@ _RAISED = re.compile(r"exception: (\w+): (.*)", re.DOTALL)
 
 def runs_here(here: OpenSite, node: str) -> bool:
     """Whether this process may do the node's work: it is the node's, or one machine plays every node."""
-    return here.here in (None, node)
+    return here.local_node in (None, node)
 
 
-def at(node: str, flow: Flow[..., Any], site: Site, /, key: str, **parameters: Any) -> State[Any]:
+def run_on(node: str, flow: Flow[..., Any], site: Site, /, key: str, **parameters: Any) -> State[Any]:
     """Runs a flow on a node and returns its final state.
 
     Here it is a plain subflow. On another node it is a run of the deployment FLOW/SITE-NODE, which that node's worker
@@ -103,7 +103,7 @@ def require_published(here: OpenSite, site: Site) -> None:
     Raises:
         ConfigError: the site is not published as it is here.
     """
-    name = document_name(here.site)
+    name = document_name(here.file)
     if Site.of(name).digest != site.digest:
         raise ConfigError(
             f"the published site {name} is not the site file of this run",
@@ -123,8 +123,8 @@ class _Elsewhere:
         self._flow = flow
         self._key = key
         self._parameters = parameters
-        self._deployment = f"{flow.name}/{deployment_name(here.site, node)}"
-        self._deadline_s = here.site.cluster.worker_deadline
+        self._deployment = f"{flow.name}/{deployment_name(here.file, node)}"
+        self._deadline_s = here.file.cluster.worker_deadline
         self._queue = node.lower()
 
     def state(self) -> State[Any]:
@@ -239,7 +239,7 @@ class _Elsewhere:
         return f"{self._node} took the run, but did not start it within {for_so_long}"
 
     def _no_worker(self) -> NodeAway:
-        pool = pool_name(self._here.site)
+        pool = pool_name(self._here.file)
         return NodeAway(
             f"no worker on {self._node} took {self._flow.name} within {format_duration(self._deadline_s)}",
             hint=f"start one there: `prefect worker start --pool {pool} --work-queue {self._queue}`; then rerun",

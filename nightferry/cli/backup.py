@@ -163,8 +163,8 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
     errors: list[NightferryError] = []
     for night in nights:
         cancel.check()
-        here = opened(block)
-        before = _newest(here, night)
+        site = opened(block)
+        before = _newest(site, night)
         flow_run = ""
         try:
             with _heartbeats(server):
@@ -177,7 +177,7 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
         except SERVER_AWAY as away:
             session.server_is_gone = True
             cancel.check()
-            _require_progress(before, _newest(here, night), away)
+            _require_progress(before, _newest(site, night), away)
             session.out.say(
                 "the Prefect server is gone: its UI does not show how this ended; nightferry's records do"
             )
@@ -189,8 +189,8 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
                 errors.append(error)
                 continue
             flow_run = str(state.state_details.flow_run_id)
-        run = _run_of(here, night, flow_run)
-        results.append(night_result(here, run, staged_only=options["stage"] == "one"))
+        run = _run_of(site, night, flow_run)
+        results.append(night_result(site, run, staged_only=options["stage"] == "one"))
     if errors and not results:
         raise errors[0]
     for error in errors:
@@ -199,22 +199,22 @@ def run_nights(session: Session, loaded: LoadedSite, nights: Sequence[Night], op
     return worst_exit_code([*(r.exit_code for r in results), *(e.exit_code for e in errors)])
 
 
-def _run_of(here: OpenSite, night: Night, flow_run: str) -> RunRecord:
+def _run_of(site: OpenSite, night: Night, flow_run: str) -> RunRecord:
     """The run that a flow run worked on; when it found nothing to do, the newest whose stamps nobody declared wrong."""
     from nightferry.site.stamps import wrong_runs
 
-    here.catalog.refresh()
+    site.catalog.refresh()
     if night.arguments["run"]:
-        return here.catalog.run(night.arguments["run"])
-    runs = here.catalog.runs(night.back_group)
+        return site.catalog.run(night.arguments["run"])
+    runs = site.catalog.runs(night.back_group)
     worked_on = next((run for run in runs if flow_run and run.flow_run == flow_run), None)
-    wrong = wrong_runs(here)
+    wrong = wrong_runs(site)
     return worked_on or next((run for run in runs if run.run not in wrong), runs[0])
 
 
-def _newest(here: OpenSite, night: Night) -> RunRecord | None:
-    here.catalog.refresh()
-    return next(iter(here.catalog.runs(night.back_group)), None)
+def _newest(site: OpenSite, night: Night) -> RunRecord | None:
+    site.catalog.refresh()
+    return next(iter(site.catalog.runs(night.back_group)), None)
 
 
 def _require_progress(before: RunRecord | None, after: RunRecord | None, away: Exception) -> None:
@@ -280,15 +280,15 @@ def _require_paths(
     from nightferry.health.check import missing_stores, serves
     from nightferry.site.opened import OpenSite
 
-    with OpenSite(loaded) as here:
+    with OpenSite(loaded) as site:
         wanted = []
         for name, (groups, stores) in plan.items():
-            if not serves(here, name):
+            if not serves(site, name):
                 continue  # they are another node's, and so is looking for them
             of_groups = groups or ([] if stores else [g.name for g in loaded.site.groups_of(name)])
             wanted += stores
             wanted += [f"{g}/{s.name}" for g in of_groups for s in loaded.site.group(g).stores]
-        missing = missing_stores(here, wanted)
+        missing = missing_stores(site, wanted)
     if missing:
         raise ConfigError(
             f"not there: {', '.join(missing)}",

@@ -108,9 +108,9 @@ def accept(
             hint="check --dry-run, then add --yes, or --reason TEXT",
             subject="--yes",
         )
-    with OpenSite(session.load_site(), renaming=bool(renamed_from)) as here:
-        done = ops.accept(here, reason=reason, renamed_from=renamed_from, dry_run=dry_run)
-        name = here.site.site.name
+    with OpenSite(session.load_site(), renaming=bool(renamed_from)) as site:
+        done = ops.accept(site, reason=reason, renamed_from=renamed_from, dry_run=dry_run)
+        name = site.file.site.name
     words = [f"left out, so unusable: {path}" for path in (done.rebuild.left_out if done.rebuild else ())]
     verb = "would be" if dry_run else "is"
     words += [f"lost, and {verb} given up: {image}" for image in done.given_up]

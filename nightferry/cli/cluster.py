@@ -30,14 +30,14 @@ def view() -> int:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        here.catalog.refresh()
-        seen = here.cluster.view()
+    with OpenSite(session.load_site()) as site:
+        site.catalog.refresh()
+        seen = site.cluster.view()
         disks: list[dict[str, Any]] = []
-        for back_group in here.site.back_groups:
+        for back_group in site.file.back_groups:
             try:
-                sees = has_disk(here, back_group.name)
-                token = here.disk(back_group.name).owner() if sees else here.catalog.owner(back_group.name)
+                sees = has_disk(site, back_group.name)
+                token = site.disk(back_group.name).owner() if sees else site.catalog.owner(back_group.name)
                 disks.append(
                     {
                         "back_group": back_group.name,
@@ -45,7 +45,7 @@ def view() -> int:
                         "owner": token.node if token else None,
                         "epoch": token.epoch if token else 0,
                         "seen": sees,
-                        "readers": [r.who for r in here.leases(back_group.name).readers()],
+                        "readers": [r.who for r in site.leases(back_group.name).readers()],
                     }
                 )
             except ClusterError as error:
@@ -145,14 +145,14 @@ def move(
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site(), cancel=session.cancel) as here:
-        name = here.site.back_group(back_group).name
+    with OpenSite(session.load_site(), cancel=session.cancel) as site:
+        name = site.file.back_group(back_group).name
         if to is not None and not ungated:
-            ops.require_target(here, name, to)
+            ops.require_target(site, name, to)
         elif to is not None:
-            here.site.node(to)
-        here.catalog.refresh()
-        run = next(iter(here.catalog.runs(name)), None)
+            site.file.node(to)
+        site.catalog.refresh()
+        run = next(iter(site.catalog.runs(name)), None)
         if ungated and not (to and reason.strip()):
             raise ConfigError(
                 "an ungated move needs --to and --reason",
@@ -160,10 +160,10 @@ def move(
                 subject=name,
             )
         if dry_run:
-            plan = here.cluster.plan(name, to or ops.target_of(here, name))
-            layout = Layout.of(here.site.nodes)
-            placed = placement(here, here.cluster.view())
-            state = gate.evaluate(here, run).state if run is not None else "closed"
+            plan = site.cluster.plan(name, to or ops.target_of(site, name))
+            layout = Layout.of(site.file.nodes)
+            placed = placement(site, site.cluster.view())
+            state = gate.evaluate(site, run).state if run is not None else "closed"
             way = f"stays on {plan.target}" if plan.is_noop else f"{plan.source} → {plan.target}"
             session.out.result(
                 {"plan": plan, "gate": state, "layout": layout.pattern, "placement": placed},
@@ -178,14 +178,14 @@ def move(
                 hint="`nightferry backup` stages; see --ungated for maintenance",
                 subject=name,
             )
-        with run_lock(here, name, progress=session.out.progress, cancel=session.cancel):
+        with run_lock(site, name, progress=session.out.progress, cancel=session.cancel):
             if ungated and to is not None:
                 node = ops.move_ungated(
-                    here, name, to, reason, progress=session.out.progress, cancel=session.cancel
+                    site, name, to, reason, progress=session.out.progress, cancel=session.cancel
                 )
             else:
                 assert run is not None  # noqa: S101 - refused above
-                node = ops.to_passive(here, run, to=to, progress=session.out.progress, cancel=session.cancel)
+                node = ops.to_passive(site, run, to=to, progress=session.out.progress, cancel=session.cancel)
     session.out.result({"back_group": name, "node": node}, f"{name} is on {node}")
 
 

@@ -52,9 +52,9 @@ def expire(
             hint="say with --reason why so much may be removed at once",
             subject="--yes" if yes else "--reason",
         )
-    with OpenSite(session.load_site(), cancel=session.cancel) as here:
+    with OpenSite(session.load_site(), cancel=session.cancel) as site:
         done = ops.expire(
-            here,
+            site,
             copy,
             dry_run=dry_run,
             reason=reason,

@@ -20,8 +20,8 @@ def forget(name: str, /, *, reason: str) -> None:
     from nightferry.units import counted
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        records = give_up(here, name, reason)
+    with OpenSite(session.load_site()) as site:
+        records = give_up(site, name, reason)
     session.out.result(
         {"forgotten": [record.model_dump(mode="json") for record in records]},
         f"{counted(len(records), 'image')} given up: {', '.join(record.image for record in records)}",

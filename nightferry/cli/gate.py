@@ -30,8 +30,8 @@ def show(run: str | None = None, /) -> int:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        views = [evaluate(here, record) for record in _runs(here, run)]
+    with OpenSite(session.load_site()) as site:
+        views = [evaluate(site, record) for record in _runs(site, run)]
     shown: list[Any] = []
     for view in views:
         shown.append(f"{view.back_group}: the gate of run {view.run} is {view.state}{_because(view.reason)}")
@@ -85,11 +85,11 @@ def approve(
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        here.catalog.refresh()
-        record = here.catalog.run(run)
-        approval = gate.approve(here, record, store, reason)
-        state = gate.evaluate(here, record).state
+    with OpenSite(session.load_site()) as site:
+        site.catalog.refresh()
+        record = site.catalog.run(run)
+        approval = gate.approve(site, record, store, reason)
+        state = gate.evaluate(site, record).state
     session.out.say(f"approved by {approval.who}: {', '.join(approval.stores)}")
     if record_only or state != "open":
         document = {"run": run, "approved": list(approval.stores), "gate": state}
@@ -108,16 +108,16 @@ def _go_on(session: Session, record: RunRecord, stage: str) -> int:
 def _find(session: Session, run: str) -> RunRecord:
     from nightferry.site.opened import OpenSite
 
-    with OpenSite(session.load_site()) as here:
-        here.catalog.refresh()
-        return here.catalog.run(run)
+    with OpenSite(session.load_site()) as site:
+        site.catalog.refresh()
+        return site.catalog.run(run)
 
 
-def _runs(here: OpenSite, run: str | None) -> list[RunRecord]:
-    here.catalog.refresh()
+def _runs(site: OpenSite, run: str | None) -> list[RunRecord]:
+    site.catalog.refresh()
     if run is not None:
-        return [here.catalog.run(run)]
-    newest = [r[0] for b in here.site.back_groups if (r := here.catalog.runs(b.name))]
+        return [site.catalog.run(run)]
+    newest = [r[0] for b in site.file.back_groups if (r := site.catalog.runs(b.name))]
     if not newest:
         raise ConfigError("there is no run yet", hint="`nightferry backup` starts one")
     return newest

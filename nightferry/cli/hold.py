@@ -25,9 +25,9 @@ def add(image: str, /, *, reason: str) -> None:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        record = add_hold(here, image, reason)
-        spread_decisions(here)
+    with OpenSite(session.load_site()) as site:
+        record = add_hold(site, image, reason)
+        spread_decisions(site)
     session.out.result(record.model_dump(mode="json"), f"{image} is held: {record.reason}")
 
 
@@ -47,9 +47,9 @@ def remove(image: str, /, *, reason: str = "") -> None:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        record = remove_hold(here, image, reason)
-        spread_decisions(here)
+    with OpenSite(session.load_site()) as site:
+        record = remove_hold(site, image, reason)
+        spread_decisions(site)
     session.out.result(record.model_dump(mode="json"), f"{image} is no longer held")
 
 
@@ -61,9 +61,9 @@ def list_() -> None:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        found = holds(here)
-        zone = here.site.tz
+    with OpenSite(session.load_site()) as site:
+        found = holds(site)
+        zone = site.file.tz
     rows = [[h.image, h.reason, h.who, f"{h.at.astimezone(zone):%Y-%m-%d %H:%M}"] for h in found]
     session.out.result(
         {"holds": [h.model_dump(mode="json") for h in found]},

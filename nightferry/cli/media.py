@@ -31,9 +31,9 @@ def list_(*, library: LibraryName = None) -> None:
     from nightferry.units import format_size
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        views = [(d.name, view) for d in tapes(here, library) for view in d.inventory()]
-        zone = here.site.tz
+    with OpenSite(session.load_site()) as site:
+        views = [(d.name, view) for d in tapes(site, library) for view in d.inventory()]
+        zone = site.file.tz
     rows = [
         (
             v.barcode,
@@ -85,16 +85,16 @@ def show(barcode: str, /, *, library: LibraryName = None) -> None:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        view = holding(here, barcode, library).show(barcode)
-        zone = here.site.tz
+    with OpenSite(session.load_site()) as site:
+        view = holding(site, barcode, library).show(barcode)
+        zone = site.file.tz
     label = view.on_medium
     rows = [
         [f.file, f.kind, f.image or None, f.epoch or None, f.part or None, f.size_bytes] for f in view.files
     ]
     words = [
         f"{barcode}: {view.medium.state}, pool {view.medium.pool or '-'}, "
-        f"{view.medium.element or 'not here'}",
+        f"{view.medium.element or 'not site'}",
         f"label {label.label} of pool {label.pool}, written {label.created.astimezone(zone):%Y-%m-%d %H:%M}"
         if label
         else "no label",
@@ -129,8 +129,8 @@ def label(barcode: str, /, *, pool: str | None = None, library: LibraryName = No
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        destination = holding(here, barcode, library)
+    with OpenSite(session.load_site()) as site:
+        destination = holding(site, barcode, library)
         view = destination.label(barcode, pool or destination.pool.name)
     session.out.result(view_json(view), f"{barcode} is labelled for pool {view.pool}")
 
@@ -164,9 +164,9 @@ def erase(
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        tape = media.holding(here, barcode, library)
-        plan = media.plan_erasure(here, tape, barcode)
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
+        tape = media.holding(site, barcode, library)
+        plan = media.plan_erasure(site, tape, barcode)
         said = media.describe_erasure(plan)
         if dry_run:
             session.out.result({**plan.as_json(), "dry_run": True}, said)
@@ -176,7 +176,7 @@ def erase(
             raise ConfigError(
                 said, hint=f"to do it: `nightferry media erase --yes {barcode}{which}`", subject=barcode
             )
-        view = media.erase(here, tape, plan, reason)
+        view = media.erase(site, tape, plan, reason)
     words = [f"{barcode} is erased: {_now(view)}"]
     if view.state == "retired":
         words += [f"it stays out of use; `nightferry media label {barcode}` puts it back"]
@@ -207,9 +207,9 @@ def retire(barcode: str, /, *, reason: str, library: LibraryName = None) -> int:
     from nightferry.units import counted
 
     session = current()
-    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        tape = media.holding(here, barcode, library)
-        done = media.retire(here, tape, barcode, reason)
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
+        tape = media.holding(site, barcode, library)
+        done = media.retire(site, tape, barcode, reason)
     rows = [[loss.image, ", ".join(loss.left) or "nowhere"] for loss in done.endangered]
     words = [f"{barcode} is retired; {counted(len(done.losses), 'copy', 'copies')} on it lost"]
     if rows:
@@ -254,8 +254,8 @@ def move(barcode: str, /, *, to: tuple[str, int], reason: str = "", library: Lib
             hint="`--to slot N`; `nightferry media export` carries it to a port",
             subject=barcode,
         )
-    with OpenSite(session.load_site()) as here:
-        view = media.holding(here, barcode, library).handling.move(barcode, to[1], media.why(reason))
+    with OpenSite(session.load_site()) as site:
+        view = media.holding(site, barcode, library).handling.move(barcode, to[1], media.why(reason))
     session.out.result(media.view_json(view), f"{barcode} is in {view.element}")
 
 
@@ -276,10 +276,10 @@ def import_(*, reason: str = "", library: LibraryName = None) -> None:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site()) as site:
         taken = [
             (tape.name, view)
-            for tape in media.tapes(here, library)
+            for tape in media.tapes(site, library)
             for view in tape.handling.take_in(media.why(reason))
         ]
     words = [f"{view.barcode} is in {view.element}: {_now(view)}" for _, view in taken]
@@ -306,8 +306,8 @@ def export(barcode: str, /, *, reason: str = "", library: LibraryName = None) ->
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        view = media.holding(here, barcode, library).handling.export(barcode, media.why(reason))
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
+        view = media.holding(site, barcode, library).handling.export(barcode, media.why(reason))
     session.out.result(
         media.view_json(view), f"{barcode} is in {view.element}, to be taken out; it is offsite"
     )

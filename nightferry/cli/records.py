@@ -20,12 +20,12 @@ def runs(*, back_group: str | None = None) -> None:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site()) as site:
         if back_group is not None:
-            here.site.back_group(back_group)
-        here.catalog.refresh()
-        found = here.catalog.runs(back_group)
-        zone = here.site.tz
+            site.file.back_group(back_group)
+        site.catalog.refresh()
+        found = site.catalog.runs(back_group)
+        zone = site.file.tz
     rows = [
         [
             r.run,
@@ -69,31 +69,31 @@ def images(
     from nightferry.units import format_size
 
     session = current()
-    with OpenSite(session.load_site()) as here:
+    with OpenSite(session.load_site()) as site:
         only_store = None
-        here.catalog.refresh()
+        site.catalog.refresh()
         if store is not None:
-            of_group, only_store = require_store(here, store)
+            of_group, only_store = require_store(site, store)
             if group not in (None, of_group):
                 raise ConfigError(
                     f"store {store} is not of {group}", hint="leave --group out", subject="--group"
                 )
             group = of_group
-        elif group is not None and not here.catalog.images(group):
-            here.site.group(group)
+        elif group is not None and not site.catalog.images(group):
+            site.file.group(group)
         found = [
-            i for i in here.catalog.images(group, only_store) if here.catalog.expired(i.image) == expired
+            i for i in site.catalog.images(group, only_store) if site.catalog.expired(i.image) == expired
         ]
         documents = [
             image_json(
                 i,
-                here.catalog.copies(i.image),
-                is_lost=is_lost(here, i),
-                accepted=i.state != "whole" and here.catalog.accepted(i),
+                site.catalog.copies(i.image),
+                is_lost=is_lost(site, i),
+                accepted=i.state != "whole" and site.catalog.accepted(i),
             )
             for i in found
         ]
-        zone = here.site.tz
+        zone = site.file.tz
     rows = [
         [
             i.image,
@@ -137,12 +137,12 @@ def copies(image: str, /) -> None:
     from nightferry.units import format_size
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        here.catalog.refresh()
-        record = here.catalog.image(image)
-        found = here.catalog.copies(image)
-        path = staged_path(here, record) if is_staged(here, record) else None
-        zone = here.site.tz
+    with OpenSite(session.load_site()) as site:
+        site.catalog.refresh()
+        record = site.catalog.image(image)
+        found = site.catalog.copies(image)
+        path = staged_path(site, record) if is_staged(site, record) else None
+        zone = site.file.tz
     documents = [
         {
             "destination": c.destination,
@@ -211,14 +211,14 @@ def files(
         raise ConfigError(
             "`nightferry files` needs an image, or --store", hint="see `nightferry files --help`"
         )
-    with OpenSite(session.load_site()) as here:
-        here.catalog.refresh()
+    with OpenSite(session.load_site()) as site:
+        site.catalog.refresh()
         if store is None:
-            record, patterns = here.catalog.image(image[0]), image[1:]
+            record, patterns = site.catalog.image(image[0]), image[1:]
         else:
-            record, patterns = chosen_image(session, here, store, as_of, None)[0], image
+            record, patterns = chosen_image(session, site, store, as_of, None)[0], image
             session.out.say(f"image {record.image}")
-        found = list(matching_rows(here, record, patterns))
+        found = list(matching_rows(site, record, patterns))
     if outcome:
         found = [row for row in found if row.outcome != "whole"]
     documents = [

@@ -201,9 +201,9 @@ def group(
         )
     writing = way.writing()
     session = current()
-    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        when = parse_moment(as_of, here) if as_of else None
-        plans = plan_group(here, group, to.resolve(), as_of=when, copy=way.copy)
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
+        when = parse_moment(as_of, site) if as_of else None
+        plans = plan_group(site, group, to.resolve(), as_of=when, copy=way.copy)
         if way.dry_run:
             documents = [plan.as_json() for plan in plans]
             shown = [
@@ -221,7 +221,7 @@ def group(
             session.out.result({"stores": documents, "dry_run": True, "as_of": when}, table(heads, shown))
             return 0
         done = restore_group(
-            here, plans, writing=writing, progress=session.out.progress, cancel=session.cancel
+            site, plans, writing=writing, progress=session.out.progress, cancel=session.cancel
         )
     rows = [
         [
@@ -253,15 +253,15 @@ def _run(
     from nightferry.site.opened import OpenSite
 
     session, writing = current(), way.writing()
-    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        found, moment = chosen_image(session, here, store, as_of, image)
-        plan = ops.plan_restore(here, found, patterns, to.resolve(), copy=way.copy)
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
+        found, moment = chosen_image(session, site, store, as_of, image)
+        plan = ops.plan_restore(site, found, patterns, to.resolve(), copy=way.copy)
         if way.dry_run:
-            plan = ops.look_for_recalls(here, plan)
-            report = ops.forecast(here, plan, writing=writing, cancel=session.cancel)
+            plan = ops.look_for_recalls(site, plan)
+            report = ops.forecast(site, plan, writing=writing, cancel=session.cancel)
             _show_plan(session, plan, moment, report)
             return 0 if report.complete else 3
-        done = ops.restore(here, plan, writing=writing, progress=session.out.progress, cancel=session.cancel)
+        done = ops.restore(site, plan, writing=writing, progress=session.out.progress, cancel=session.cancel)
     return _show(session, store, done, moment)
 
 
@@ -277,16 +277,16 @@ def _in_place(
     from nightferry.site.opened import OpenSite
 
     session, writing = current(), way.writing()
-    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        found, moment = chosen_image(session, here, store, as_of, image)
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
+        found, moment = chosen_image(session, site, store, as_of, image)
         if way.dry_run:
-            plan = look_for_recalls(here, ops.plan_in_place(here, found, copy=way.copy))
-            path = ops.store_path_of(here, found)
+            plan = look_for_recalls(site, ops.plan_in_place(site, found, copy=way.copy))
+            path = ops.store_path_of(site, found)
             use = store_in_use(path)
             _show_plan(session, replace(plan, target=path), moment, in_use=use.processes)
             return 10 if use.processes else 0
         done = ops.restore_in_place(
-            here,
+            site,
             found,
             copy=way.copy,
             writing=writing,
@@ -297,7 +297,7 @@ def _in_place(
 
 
 def chosen_image(
-    session: Session, here: OpenSite, store: str, as_of: str | None, image: str | None
+    session: Session, site: OpenSite, store: str, as_of: str | None, image: str | None
 ) -> tuple[ImageRecord, datetime | None]:
     """The image, and the moment that ``--as-of`` came to."""
     from nightferry.model.names import split_store
@@ -306,13 +306,13 @@ def chosen_image(
     if as_of is not None and image is not None:
         raise ConfigError("--as-of and --image both name an image", hint="use one of them")
     group, name = split_store(store)
-    when = parse_moment(as_of, here) if as_of else None
+    when = parse_moment(as_of, site) if as_of else None
     if when is not None:
         session.out.say(f"as of {when.isoformat()}")
-    return find_image(here, group, name, as_of=when, image=image), when
+    return find_image(site, group, name, as_of=when, image=image), when
 
 
-def parse_moment(text: str, here: OpenSite) -> datetime:
+def parse_moment(text: str, site: OpenSite) -> datetime:
     """A time as people write it; without an offset it is site time.
 
     Raises:
@@ -324,7 +324,7 @@ def parse_moment(text: str, here: OpenSite) -> datetime:
         raise ConfigError(
             f"not a time: {text!r}", hint="write for example 2026-11-30T06:00 or 2026-11-30T06:00-06:00"
         ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=here.site.tz)
+    return moment if moment.tzinfo else moment.replace(tzinfo=site.file.tz)
 
 
 def _show_plan(

@@ -105,9 +105,9 @@ def fix(group: str, /) -> None:
     from nightferry.site.opened import OpenSite
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        here.site.group(group)
-        record = fix_selection(here, group)
+    with OpenSite(session.load_site()) as site:
+        site.file.group(group)
+        record = fix_selection(site, group)
     document = {"group": group, "stores": list(record.stores), "is_fixed": True}
     session.out.result(document, f"{group}: fixed {', '.join(record.stores)}")
 
@@ -127,8 +127,8 @@ def adopt(old: str, new: str, /) -> None:
     from nightferry.staging.owed import adopt as adopt_store
 
     session = current()
-    with OpenSite(session.load_site()) as here:
-        records = adopt_store(here, old, new)
+    with OpenSite(session.load_site()) as site:
+        records = adopt_store(site, old, new)
     session.out.result(
         {"adopted": [record.model_dump(mode="json") for record in records]},
         "\n".join(f"{record.new} goes on with the images of {record.old}" for record in records),
@@ -140,10 +140,10 @@ def _document(group: str) -> dict[str, Any]:
     from nightferry.model.stores import StoreRef
     from nightferry.site.opened import OpenSite
 
-    with OpenSite(current().load_site()) as here:
-        here.catalog.refresh()
-        fixed = here.catalog.selection(group)
-        found = here.site.group(group)
-        said = {store.name: new_line(here, StoreRef(found, store)) for store in found.stores}
+    with OpenSite(current().load_site()) as site:
+        site.catalog.refresh()
+        fixed = site.catalog.selection(group)
+        found = site.file.group(group)
+        said = {store.name: new_line(site, StoreRef(found, store)) for store in found.stores}
         paths = {store: text for store, text in said.items() if text}
         return show_document(found, fixed.stores if fixed else None, paths)

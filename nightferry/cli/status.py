@@ -37,9 +37,9 @@ def status(*, max_age: str = "26h", policy: Annotated[bool, Parameter(show=False
         age = timedelta(seconds=parse_duration(max_age))
     except ValueError as error:
         raise ConfigError(str(error), subject="--max-age") from None
-    with OpenSite(session.load_site()) as here:
-        stores = ops.status(here, max_age=age)
-        zone = here.site.tz
+    with OpenSite(session.load_site()) as site:
+        stores = ops.status(site, max_age=age)
+        zone = site.file.tz
     colours = {"green": "bold green", "amber": "yellow", "red": "bold red"}
     rows = [
         [

@@ -52,16 +52,16 @@ def support(*, to: Path = Path("nightferry-support.tar.gz")) -> None:
         "site.toml": redacted(loaded.text),
         "findings.json": dump_json({"findings": check(loaded)}),
     }
-    with OpenSite(loaded) as here:
-        here.catalog.refresh()
-        runs = here.catalog.runs()[:50]
+    with OpenSite(loaded) as site:
+        site.catalog.refresh()
+        runs = site.catalog.runs()[:50]
         entries["runs.json"] = dump_json({"runs": runs})
         entries["failures.json"] = dump_json(
-            {"failures": [f for r in runs for f in here.catalog.failures(r.run)]}
+            {"failures": [f for r in runs for f in site.catalog.failures(r.run)]}
         )
-        entries["cluster.json"] = dump_json({"cluster": here.cluster.view()})
+        entries["cluster.json"] = dump_json({"cluster": site.cluster.view()})
         # It may be asked for on a disk of the night's.
-        with working_on(here, at=to.absolute(), cancel=here.cancel):
+        with working_on(site, at=to.absolute(), cancel=site.cancel):
             _write(to, entries)
     document = {"bundle": to.resolve(), "entries": sorted(entries)}
     session.out.result(document, f"{to}: {', '.join(sorted(entries))}. Read it before you send it.")

@@ -39,10 +39,10 @@ def verify(
             hint="more than 0 and at most 100; only 100 makes a copy verified",
             subject="--sample",
         )
-    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
         checked = list(
             verify_copies(
-                here,
+                site,
                 copy,
                 sample=sample / 100,
                 recalling=recall,
@@ -94,14 +94,14 @@ def copy(images: tuple[str, ...] = (), /, *, missing: bool = False, to: str) -> 
     rows: list[list[object]] = []
     documents: list[dict[str, object]] = []
     codes = []
-    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as here:
-        here.site.destination(to)
-        here.catalog.refresh()
-        wanted = missing_copies(here, to) if missing else [here.catalog.image(name) for name in images]
+    with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
+        site.file.destination(to)
+        site.catalog.refresh()
+        wanted = missing_copies(site, to) if missing else [site.catalog.image(name) for name in images]
         for image in wanted:
             error, state = "", "missing"
             try:
-                made = remake_copy(here, image, to, progress=session.out.progress, cancel=session.cancel)
+                made = remake_copy(site, image, to, progress=session.out.progress, cancel=session.cancel)
                 state = made.state
             except (DestinationError, IntegrityError, StagingFull, BusyError) as failure:
                 error = failure.message

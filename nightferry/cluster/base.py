@@ -89,7 +89,7 @@ class Cluster(Protocol):
     """One driver's verbs; one contract suite (tests/contract/test_cluster.py) over all drivers."""
 
     @property
-    def here(self) -> str | None:
+    def local_node(self) -> str | None:
         """The node this process runs on; None where this machine plays every node.
 
         Raises:

@@ -79,7 +79,7 @@ class CommandCluster:
         self._cancel = cancel or Cancel()
 
     @property
-    def here(self) -> str:
+    def local_node(self) -> str:
         names = {self._host.casefold(), self._host.partition(".")[0].casefold()}
         for node in self._nodes:
             if names & _names_of(node):

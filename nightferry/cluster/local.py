@@ -58,7 +58,7 @@ class LocalCluster:
         self._groups = tuple(dict.fromkeys(groups))
 
     @property
-    def here(self) -> str | None:
+    def local_node(self) -> str | None:
         return None
 
     def view(self) -> ClusterView:

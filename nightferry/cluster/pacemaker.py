@@ -98,7 +98,7 @@ class PacemakerCluster:
         self._last_simulated: tuple[tuple[MovePlan, bytes], MovePlan] | None = None
 
     @property
-    def here(self) -> str | None:
+    def local_node(self) -> str | None:
         host = self._tools.node()
         spec = next((spec for spec in self._nodes if spec.host == host), None)
         if spec is None:
@@ -209,7 +209,7 @@ class PacemakerCluster:
     def check(self) -> list[Finding]:
         try:
             status, configured = self._tools.status(), read_cib(self._tools.cib())
-            here = self.here
+            here = self.local_node
         except ClusterError as error:
             return [Finding("NF-CLUSTER-001", "fail", error.message, error.hint)]
         findings = [

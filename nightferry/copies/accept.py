@@ -63,15 +63,15 @@ class _Said:
     """Whether it was said that the catalog is a rebuilt one."""
 
 
-def warn_unaccepted(opened: OpenSite) -> None:
+def warn_unaccepted(site: OpenSite) -> None:
     """Says, once for a process, where a rebuilt catalog came from that nobody accepted: what is restored by it is as
     whoever could write to that destination left it."""
-    open_ones = [record for record in opened.catalog.all(RebuildRecord) if not record.accepted]
-    if open_ones and not opened.part(_Said).is_said:
-        opened.part(_Said).is_said = True
+    open_ones = [record for record in site.catalog.all(RebuildRecord) if not record.accepted]
+    if open_ones and not site.part(_Said).is_said:
+        site.part(_Said).is_said = True
         newest = open_ones[-1]
         begun = f" ({newest.begun_from})" if newest.begun_from else ", without a copy of the catalog"
-        opened.warn(
+        site.warn(
             f"the catalog was rebuilt from {newest.copy_from}{begun} on {newest.at:%Y-%m-%d %H:%M} UTC, and has not "
             "been accepted: check what was rebuilt, then run `nightferry catalog accept`"
         )
@@ -83,11 +83,11 @@ def named_left_out(catalog: Catalog, destination: str, path: str) -> bool:
     return any(record.accepted and name in record.left_out for record in catalog.all(RebuildRecord))
 
 
-def accept(opened: OpenSite, *, reason: str = "", renamed_from: str = "", dry_run: bool = False) -> Accepted:
+def accept(site: OpenSite, *, reason: str = "", renamed_from: str = "", dry_run: bool = False) -> Accepted:
     """Records that a rebuilt catalog is right, or that the site has another name now.
 
     Args:
-        opened: The site.
+        site: The site.
         reason: Why; kept in the log.
         renamed_from: The name under which the catalog knows the site; empty: it was not renamed.
         dry_run: Only say what there is to accept.
@@ -95,58 +95,58 @@ def accept(opened: OpenSite, *, reason: str = "", renamed_from: str = "", dry_ru
     Raises:
         ConfigError: there is nothing to accept, or the site has another name than ``renamed_from`` says.
     """
-    opened.catalog.refresh()
-    pending = [record for record in opened.catalog.all(RebuildRecord) if not record.accepted]
+    site.catalog.refresh()
+    pending = [record for record in site.catalog.all(RebuildRecord) if not record.accepted]
     if renamed_from:
-        _rename(opened, renamed_from, reason, dry_run=dry_run)
+        _rename(site, renamed_from, reason, dry_run=dry_run)
     elif not pending:
         raise ConfigError(
             "there is nothing to accept: the catalog was not rebuilt, or was already accepted",
             hint="`nightferry catalog rebuild` rebuilds a catalog from a destination",
         )
     else:
-        opened.mark()
+        site.mark()
     if renamed_from or not pending:
         return Accepted(None, renamed_from)
-    at_stake = _missing_since(opened, pending[-1])
+    at_stake = _missing_since(site, pending[-1])
     update = {
         "accepted": True,
         "missing": tuple(image.image for image in at_stake),
         "who": operator(),
         "reason": reason,
-        "at": opened.clock.now(),
+        "at": site.clock.now(),
     }
     if dry_run:
-        lost = tuple(image.image for image in at_stake if is_lost(opened, image))
+        lost = tuple(image.image for image in at_stake if is_lost(site, image))
         return Accepted(pending[-1].model_copy(update={"missing": update["missing"]}), given_up=lost)
     for record in pending:
-        opened.catalog.append(record.model_copy(update=update))
-    return Accepted(pending[-1].model_copy(update=update), given_up=tuple(settle_accepted(opened)))
+        site.catalog.append(record.model_copy(update=update))
+    return Accepted(pending[-1].model_copy(update=update), given_up=tuple(settle_accepted(site)))
 
 
-def settle_accepted(opened: OpenSite) -> list[str]:
+def settle_accepted(site: OpenSite) -> list[str]:
     """Gives up what was missing when a rebuilt catalog was accepted, and is seen to be lost now; returns its names."""
     found: list[str] = []
-    for record in opened.catalog.all(RebuildRecord):
+    for record in site.catalog.all(RebuildRecord):
         for name in record.missing if record.accepted else ():
-            image = opened.catalog.latest(ImageRecord, name)
-            if image is not None and is_lost(opened, image):
+            image = site.catalog.latest(ImageRecord, name)
+            if image is not None and is_lost(site, image):
                 reason = f"lost with the catalog that was rebuilt from {record.copy_from}, and accepted by {record.who}"
-                give_up(opened, image, f"{reason}: {record.reason}".rstrip(": ")[:500])
+                give_up(site, image, f"{reason}: {record.reason}".rstrip(": ")[:500])
                 found.append(name)
     return found
 
 
-def _missing_since(opened: OpenSite, rebuild: RebuildRecord) -> list[ImageRecord]:
+def _missing_since(site: OpenSite, rebuild: RebuildRecord) -> list[ImageRecord]:
     """What is owed and lies nowhere, of the images that the rebuilt catalog began with."""
-    made = opened.catalog.latest_event(RebuildRecord, rebuild.subject)
+    made = site.catalog.latest_event(RebuildRecord, rebuild.subject)
     end = made.sequence if made is not None else 0
-    return [image for image in missing(opened) if opened.catalog.place_in_log(image.image) < end]
+    return [image for image in missing(site) if site.catalog.place_in_log(image.image) < end]
 
 
-def _rename(opened: OpenSite, before: str, reason: str, *, dry_run: bool) -> None:
-    record = opened.catalog.latest(SiteRecord, "site")
-    name = opened.site.site.name
+def _rename(site: OpenSite, before: str, reason: str, *, dry_run: bool) -> None:
+    record = site.catalog.latest(SiteRecord, "site")
+    name = site.file.site.name
     if record is None or record.name != before:
         known = f"site {record.name}" if record is not None else "no site yet"
         raise ConfigError(
@@ -155,5 +155,5 @@ def _rename(opened: OpenSite, before: str, reason: str, *, dry_run: bool) -> Non
             subject=before,
         )
     if not dry_run:
-        change = {"name": name, "who": operator(), "reason": reason, "at": opened.clock.now()}
-        opened.catalog.append(record.model_copy(update=change))
+        change = {"name": name, "who": operator(), "reason": reason, "at": site.clock.now()}
+        site.catalog.append(record.model_copy(update=change))

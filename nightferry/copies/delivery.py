@@ -111,49 +111,49 @@ def add_records(catalog: Catalog, found: Decisions, last: int) -> int:
     return added
 
 
-def put_decisions(opened: OpenSite, destination: str, when: datetime) -> None:
+def put_decisions(site: OpenSite, destination: str, when: datetime) -> None:
     """Lays the records beside the copies at a destination of objects.
 
     Raises:
         OtherSite: it is another site's.
         DestinationError: it cannot be written.
     """
-    target = destination_of(opened, destination)
+    target = destination_of(site, destination)
     if isinstance(target, Marked):
-        require_ours(opened, destination, marking=True)
+        require_ours(site, destination, marking=True)
         target.put_records(
-            records_name(opened.catalog.order, when), render_decisions(opened.catalog, opened.mark())
+            records_name(site.catalog.order, when), render_decisions(site.catalog, site.mark())
         )
 
 
-def spread_decisions(opened: OpenSite) -> dict[str, NightferryError]:
+def spread_decisions(site: OpenSite) -> dict[str, NightferryError]:
     """Lays the records beside the copies wherever there are some; returns, by destination, why that failed. What does
     not get there now comes with the copies of the next night."""
     failed: dict[str, NightferryError] = {}
-    used = {copy.destination for copy in opened.catalog.all(CopyRecord) if copy.state in THERE}
-    for name in [d.name for d in opened.site.destinations if d.name in used]:
+    used = {copy.destination for copy in site.catalog.all(CopyRecord) if copy.state in THERE}
+    for name in [d.name for d in site.file.destinations if d.name in used]:
         try:
-            put_decisions(opened, name, opened.clock.now())
+            put_decisions(site, name, site.clock.now())
         except NightferryError as error:
             log.warning("the records were not delivered to %s: %s", name, error.message)
             failed[name] = error
     return failed
 
 
-def deliver_catalog(opened: OpenSite, destination: str, when: datetime) -> str:
+def deliver_catalog(site: OpenSite, destination: str, when: datetime) -> str:
     """Keeps a copy of the catalog at a destination, against the loss of its disk, and people's decisions beside the
     copies; returns the copy's name."""
-    require_ours(opened, destination, marking=True)
-    put_decisions(opened, destination, when)
-    name = catalog_name(opened.catalog.order, when)
-    before = opened.catalog.latest(DeliveryRecord, destination)
-    data, digest = opened.catalog.export(before.digest if before is not None else "")
-    destination_of(opened, destination).put_catalog(name, data)
-    opened.catalog.append(DeliveryRecord(destination=destination, name=name, digest=digest, at=when))
+    require_ours(site, destination, marking=True)
+    put_decisions(site, destination, when)
+    name = catalog_name(site.catalog.order, when)
+    before = site.catalog.latest(DeliveryRecord, destination)
+    data, digest = site.catalog.export(before.digest if before is not None else "")
+    destination_of(site, destination).put_catalog(name, data)
+    site.catalog.append(DeliveryRecord(destination=destination, name=name, digest=digest, at=when))
     return name
 
 
-def deliver_everywhere(opened: OpenSite) -> dict[str, NightferryError]:
+def deliver_everywhere(site: OpenSite) -> dict[str, NightferryError]:
     """A copy of the catalog to each destination that was ever copied to, tapes excepted: so that no rebuild begins
     from what the catalog does not say any more. A tape gets the next night's: a mount is not worth it, since what
     expired is on a tape until that is written over.
@@ -161,13 +161,13 @@ def deliver_everywhere(opened: OpenSite) -> dict[str, NightferryError]:
     Returns:
         Destination → why no copy came there. The next night brings it one.
     """
-    used = {copy.destination for copy in opened.catalog.all(CopyRecord)}
+    used = {copy.destination for copy in site.catalog.all(CopyRecord)}
     failed: dict[str, NightferryError] = {}
-    for settings in opened.site.destinations:
+    for settings in site.file.destinations:
         if isinstance(settings, TapeSettings) or settings.name not in used:
             continue
         try:
-            deliver_catalog(opened, settings.name, opened.clock.now())
+            deliver_catalog(site, settings.name, site.clock.now())
         except (DestinationError, ConfigError, BusyError) as error:
             failed[settings.name] = error
     return failed

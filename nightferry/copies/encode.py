@@ -213,32 +213,32 @@ class PacedOutgoing(Passed):
         for span in self._outgoing.spans(span_bytes, measure):
             yield replace(span, opened=partial(self._paced, span.opened))
 
-    def _paced(self, opened: Callable[[], Iterator[memoryview]]) -> Iterator[memoryview]:
-        for piece in opened():
+    def _paced(self, site: Callable[[], Iterator[memoryview]]) -> Iterator[memoryview]:
+        for piece in site():
             self._throttle.take(len(piece), self._cancel)
             yield piece
 
 
-def encoded(opened: OpenSite, outgoing: Sampled, destination: str) -> Outgoing:
+def encoded(site: OpenSite, outgoing: Sampled, destination: str) -> Outgoing:
     """The outgoing as the destination wants it: encoded when the site file says so and it is worth its time."""
-    settings = opened.site.destination(destination).encode
+    settings = site.file.destination(destination).encode
     if settings is None or settings.level is None:
         return outgoing
     if not shrinks(outgoing.samples()):
         log.info("image %s does not compress: its copy at %s stays plain", outgoing.image, destination)
         return outgoing
-    return EncodedOutgoing(outgoing, settings.level, proved=decodes_at_once(opened, destination))
+    return EncodedOutgoing(outgoing, settings.level, proved=decodes_at_once(site, destination))
 
 
-def decodes_at_once(opened: OpenSite, destination: str) -> bool:
+def decodes_at_once(site: OpenSite, destination: str) -> bool:
     """Whether what is encoded for a destination is decoded and compared before it goes out: where it cannot be
     read back without a recall, its arrival must be proof enough."""
-    settings = opened.site.destination(destination)
+    settings = site.file.destination(destination)
     return isinstance(settings, S3Settings) and settings.archives
 
 
 @contextmanager
-def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
+def open_copy(site: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
     """The image's bytes as a copy has them, decoded where it is encoded; not yet checked against its chunk
     table.
 
@@ -247,7 +247,7 @@ def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
         DestinationError: the site file does not name the destination any more.
         MediumDamaged, Unavailable: see ``Destination.open``.
     """
-    if copy.destination not in {d.name for d in opened.site.destinations}:
+    if copy.destination not in {d.name for d in site.file.destinations}:
         raise DestinationError(
             f"the site file no longer names destination {copy.destination}, but {copy.image} has a copy there",
             hint="put the destination back into the site file to read it",
@@ -255,7 +255,7 @@ def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
         )
     encoding = encoding_of(copy.location)
     try:
-        destination = destination_of(opened, copy.destination)
+        destination = destination_of(site, copy.destination)
     except ConfigError as error:
         # To who reads, a destination that this node cannot open is one that is away: another copy may do.
         raise DestinationError(error.message, hint=error.hint, subject=error.subject) from error
@@ -264,4 +264,4 @@ def open_copy(opened: OpenSite, copy: CopyRecord) -> Iterator[ByteReader]:
             case "":
                 yield reader
             case "zstd":
-                yield FramedReader(reader, opened.catalog.image(copy.image).size_bytes)
+                yield FramedReader(reader, site.catalog.image(copy.image).size_bytes)

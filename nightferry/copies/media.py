@@ -19,15 +19,15 @@ from nightferry.staging.images import seems_staged
 _NO_TAPE = 'media are the cartridges of tape libraries: destinations of kind = "tape" in the site file'
 
 
-def tapes(opened: OpenSite, name: str | None = None) -> list[TapeDestination]:
+def tapes(site: OpenSite, name: str | None = None) -> list[TapeDestination]:
     """The named tape destination, or all of them.
 
     Raises:
         ConfigError: there is none of that name, or none at all.
     """
-    names = [d.name for d in opened.site.destinations if isinstance(d, TapeSettings)]
+    names = [d.name for d in site.file.destinations if isinstance(d, TapeSettings)]
     if name is not None:
-        opened.site.destination(name)
+        site.file.destination(name)
         if name not in names:
             raise ConfigError(
                 f"destination {name} is not a tape library",
@@ -37,17 +37,17 @@ def tapes(opened: OpenSite, name: str | None = None) -> list[TapeDestination]:
         names = [name]
     if not names:
         raise ConfigError("the site has no tape library", hint=_NO_TAPE)
-    found = [destination_of(opened, n) for n in names]
+    found = [destination_of(site, n) for n in names]
     return [d for d in found if isinstance(d, TapeDestination)]
 
 
-def holding(opened: OpenSite, barcode: str, library: str | None = None) -> TapeDestination:
+def holding(site: OpenSite, barcode: str, library: str | None = None) -> TapeDestination:
     """The tape destination that has a cartridge, or whose records know it.
 
     Raises:
         ConfigError: none, or several.
     """
-    found = [d for d in tapes(opened, library) if any(v.barcode == barcode for v in d.inventory())]
+    found = [d for d in tapes(site, library) if any(v.barcode == barcode for v in d.inventory())]
     if len(found) == 1:
         return found[0]
     if found:
@@ -98,31 +98,31 @@ class Loss:
         return {"image": self.image, "size_bytes": self.size_bytes, "left": list(self.left)}
 
 
-def copies_on(opened: OpenSite, destination: str, barcode: str) -> list[CopyRecord]:
+def copies_on(site: OpenSite, destination: str, barcode: str) -> list[CopyRecord]:
     """The copies with a part on a cartridge that are neither lost nor expired, by image; those that are not finished,
     too, and those of which it is not on record what became of them."""
-    opened.catalog.refresh()
+    site.catalog.refresh()
     found = {
         copy.subject: copy
-        for copy in opened.catalog.all(CopyRecord)
+        for copy in site.catalog.all(CopyRecord)
         if copy.destination == destination
         and copy.state not in ("lost", "expired")
         and any(stop.barcode == barcode for stop in stops(copy))
     }
-    found |= {copy.subject: copy for copy in opened.catalog.unfinished_on(destination, barcode)}
+    found |= {copy.subject: copy for copy in site.catalog.unfinished_on(destination, barcode)}
     return sorted(found.values(), key=lambda copy: (copy.image, copy.epoch))
 
 
-def losses(opened: OpenSite, copies: list[CopyRecord]) -> Iterator[Loss]:
+def losses(site: OpenSite, copies: list[CopyRecord]) -> Iterator[Loss]:
     """What the images of these copies have left without them, those with the least first."""
     gone = {(copy.image, copy.destination) for copy in copies}
     found = []
     for copy in copies:
-        image = opened.catalog.image(copy.image)
-        left = ["staging"] if seems_staged(opened, image) else []
+        image = site.catalog.image(copy.image)
+        left = ["staging"] if seems_staged(site, image) else []
         left += [
             c.destination
-            for c in opened.catalog.copies(copy.image)
+            for c in site.catalog.copies(copy.image)
             if c.state in ("whole", "verified") and (c.image, c.destination) not in gone
         ]
         found.append(Loss(copy.image, image.size_bytes, tuple(left)))
@@ -142,7 +142,7 @@ class Retired:
         return tuple(loss for loss in self.losses if len(loss.left) < 2)
 
 
-def retire(opened: OpenSite, tape: TapeDestination, barcode: str, reason: str) -> Retired:
+def retire(site: OpenSite, tape: TapeDestination, barcode: str, reason: str) -> Retired:
     """Takes a cartridge out of use; its copies are lost from then on.
 
     The cartridge comes first: a second try, after this one was cut off, gives up the copies that are left.
@@ -154,11 +154,11 @@ def retire(opened: OpenSite, tape: TapeDestination, barcode: str, reason: str) -
     if not reason.strip():
         raise ConfigError("retiring a cartridge needs a reason", hint="add --reason TEXT", subject=barcode)
     medium = tape.handling.retire(barcode, why(reason))
-    copies = copies_on(opened, tape.name, barcode)
-    lost = tuple(losses(opened, copies))
+    copies = copies_on(site, tape.name, barcode)
+    lost = tuple(losses(site, copies))
     note = f"cartridge {barcode} was retired by {why(reason)}"[:500]
     for copy in copies:
-        opened.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
+        site.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
     return Retired(medium, lost)
 
 
@@ -177,17 +177,17 @@ class Erasure:
         return {**view_json(self.medium), "lost": list(self.lost), "unfinished": again}
 
 
-def plan_erasure(opened: OpenSite, tape: TapeDestination, barcode: str) -> Erasure:
+def plan_erasure(site: OpenSite, tape: TapeDestination, barcode: str) -> Erasure:
     """What erasing a cartridge would write over.
 
     Raises:
         WrongCartridge: it may not be erased.
     """
-    opened.catalog.refresh()
-    there = opened.catalog.unfinished_on(tape.name, barcode)
+    site.catalog.refresh()
+    there = site.catalog.unfinished_on(tape.name, barcode)
     unknown = next((copy for copy in there if copy.ended is None), None)
     medium = tape.handling.require_erasable(barcode, {copy.image for copy in there})
-    if unknown is not None and unknown.image in opened.catalog.live_images(tape.name, barcode):
+    if unknown is not None and unknown.image in site.catalog.live_images(tape.name, barcode):
         raise WrongCartridge(
             f"it is unknown whether {barcode} holds a whole copy of {unknown.image}: its writer was stopped",
             subject=barcode,
@@ -197,7 +197,7 @@ def plan_erasure(opened: OpenSite, tape: TapeDestination, barcode: str) -> Erasu
     return Erasure(medium, medium.images, tuple(there))
 
 
-def erase(opened: OpenSite, tape: TapeDestination, erasure: Erasure, reason: str) -> MediumView:
+def erase(site: OpenSite, tape: TapeDestination, erasure: Erasure, reason: str) -> MediumView:
     """Writes over a cartridge. Copies whose parts are on it begin again: that is on record before.
 
     Raises:
@@ -206,7 +206,7 @@ def erase(opened: OpenSite, tape: TapeDestination, erasure: Erasure, reason: str
     barcode = erasure.medium.barcode
     note = f"a part of it was on {barcode}, to be erased by {why(reason)}"[:500]
     for copy in erasure.unfinished:
-        opened.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
+        site.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
     return tape.handling.erase(barcode, why(reason))
 
 

@@ -45,25 +45,25 @@ def origin_now(definition: StoreRef) -> StoreOrigin | None:
     )
 
 
-def last_whole(opened: OpenSite, definition: StoreRef) -> ImageRecord | None:
+def last_whole(site: OpenSite, definition: StoreRef) -> ImageRecord | None:
     """The newest image of the store's present line that is whole, expired or not; None when the line is new."""
-    return _last_whole(opened, definition, _images(opened, definition))
+    return _last_whole(site, definition, _images(site, definition))
 
 
-def _images(opened: OpenSite, definition: StoreRef, besides: str = "") -> list[ImageRecord]:
-    images = opened.catalog.images(definition.group.name, definition.store.name)
+def _images(site: OpenSite, definition: StoreRef, besides: str = "") -> list[ImageRecord]:
+    images = site.catalog.images(definition.group.name, definition.store.name)
     return [image for image in images if image.image != besides]
 
 
-def _last_whole(opened: OpenSite, definition: StoreRef, images: Sequence[ImageRecord]) -> ImageRecord | None:
+def _last_whole(site: OpenSite, definition: StoreRef, images: Sequence[ImageRecord]) -> ImageRecord | None:
     line_of = lines(images, definition.path)
     of_line = (image for image in images if line_of[image.image] == definition.path)
-    return next((image for image in of_line if opened.catalog.is_whole(image)), None)
+    return next((image for image in of_line if site.catalog.is_whole(image)), None)
 
 
-def suspicion(opened: OpenSite, definition: StoreRef, image: ImageRecord) -> str:
+def suspicion(site: OpenSite, definition: StoreRef, image: ImageRecord) -> str:
     """Why an image that was just written is suspect; empty when it is not."""
-    before = last_whole(opened, definition)
+    before = last_whole(site, definition)
     found = doubts(image, before, definition.expect) if before is not None else []
     if image.origin is not None:
         try:
@@ -76,17 +76,17 @@ def suspicion(opened: OpenSite, definition: StoreRef, image: ImageRecord) -> str
     return "; ".join(found)
 
 
-def new_line(opened: OpenSite, definition: StoreRef, besides: str = "") -> str:
+def new_line(site: OpenSite, definition: StoreRef, besides: str = "") -> str:
     """What is said when a store's path is not that of its newest image; empty when it is.
 
     Args:
         besides: An image that does not count: the one that is being made, or that is asked about.
     """
-    images = _images(opened, definition, besides)
+    images = _images(site, definition, besides)
     before = path_before(images, definition.path)
     if not before:
         return ""
-    if _last_whole(opened, definition, images) is not None:
+    if _last_whole(site, definition, images) is not None:
         return f"its path was {before}; the images from {definition.path} continue as a line of their own"
     return (
         f"its path was {before}; a new line of images begins with {definition.path}, "

@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 def in_passes(
-    opened: OpenSite,
+    site: OpenSite,
     work: Sequence[T],
     copy_of: Callable[[T], CopyRecord | None],
     do: Callable[[T], R],
@@ -33,7 +33,7 @@ def in_passes(
     On each tape library as many passes run at once as it has drives, everywhere else one piece after the other.
 
     Args:
-        opened: The site.
+        site: The site.
         work: What is to be done.
         copy_of: The copy that a piece reads; None for staging.
         do: Does a piece; it holds the cartridge's drive meanwhile.
@@ -42,7 +42,7 @@ def in_passes(
     Raises:
         Cancelled: between two pieces. Whatever ``do`` raises ends all the others at their next piece.
     """
-    tapes = {d.name for d in opened.site.destinations if isinstance(d, TapeSettings)}
+    tapes = {d.name for d in site.file.destinations if isinstance(d, TapeSettings)}
     places: dict[str, list[T]] = {}
     for each in work:
         copy = copy_of(each)
@@ -53,27 +53,27 @@ def in_passes(
         stop = threading.Event()
         for name, pieces in places.items():
             passes = by_cartridge(pieces, copy_of)
-            lanes = _lanes(opened, name) if name else 1
+            lanes = _lanes(site, name) if name else 1
             pool = pools.enter_context(ThreadPoolExecutor(min(lanes, len(passes)), f"read {name}"))
             pools.callback(pool.shutdown, cancel_futures=True)
             for one in passes:
                 context = contextvars.copy_context()
-                pending.add(pool.submit(context.run, _one_pass, opened, name, one, copy_of, do, cancel, stop))
+                pending.add(pool.submit(context.run, _one_pass, site, name, one, copy_of, do, cancel, stop))
         pools.callback(stop.set)
         for future in as_completed(pending):
             yield from future.result()
 
 
-def _lanes(opened: OpenSite, library: str) -> int:
+def _lanes(site: OpenSite, library: str) -> int:
     """Its drives. A library that cannot be opened has none: each piece then says so for itself."""
     try:
-        return destination_of(opened, library).lanes
+        return destination_of(site, library).lanes
     except DestinationError:
         return 1
 
 
 def _one_pass(
-    opened: OpenSite,
+    site: OpenSite,
     name: str,
     pieces: Sequence[T],
     copy_of: Callable[[T], CopyRecord | None],
@@ -88,7 +88,7 @@ def _one_pass(
 
             # A library or cartridge that cannot be had: each piece says so for itself.
             with suppress(DestinationError, IntegrityError, BusyError):
-                tape = destination_of(opened, name)
+                tape = destination_of(site, name)
                 if isinstance(tape, TapeDestination):
                     drive.enter_context(tape.kept_in_drive(stops(first)[0].barcode))
         done = []

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def verify_copy(
-    opened: OpenSite,
+    site: OpenSite,
     copy: CopyRecord,
     *,
     sample: float = 1.0,
@@ -41,7 +41,7 @@ def verify_copy(
     """Reads a copy back and compares it with the image's chunk table.
 
     Args:
-        opened: The site.
+        site: The site.
         copy: A copy that is not lost.
         sample: Share of chunks to read; only a full reading makes a copy ``verified``.
         must_record: Whether what was found must get into the catalog; else one that cannot be written is warned of,
@@ -59,24 +59,24 @@ def verify_copy(
         NeedsRecall: its data lies in an archive; nothing was asked for, and what describes it is right.
         CatalogError: the catalog cannot be written, and it must be recorded.
     """
-    image = opened.catalog.image(copy.image)
+    image = site.catalog.image(copy.image)
     subject = f"{image.group}/{image.store} at {copy.destination}"
     progress.begin(subject, "verify", image.size_bytes)
     away: NeedsRecall | None = None
     try:
-        _require_data(opened, copy, image, sample, subject, progress, cancel)
+        _require_data(site, copy, image, sample, subject, progress, cancel)
     except (IntegrityError, MediumDamaged) as error:
-        mark_damaged(opened, copy, error, must_record=must_record)
+        mark_damaged(site, copy, error, must_record=must_record)
         progress.end(subject, "failed")
         raise
     except NeedsRecall as error:
         away = error
     try:
-        require_described(opened, copy, cancel)
+        require_described(site, copy, cancel)
     except NotDescribed as error:
         # Of a copy that was found damaged, nothing less than all of its data says that it is more than that.
         if copy.state != "damaged" or (sample >= 1 and away is None):
-            _mark(opened, copy, "suspect", error, must_record)
+            _mark(site, copy, "suspect", error, must_record)
         progress.end(subject, "failed")
         raise
     if away is not None:
@@ -85,13 +85,13 @@ def verify_copy(
     progress.end(subject, "verified" if sample >= 1 else "sampled")
     if sample < 1:
         return copy
-    proved = {"state": "verified", "verified": opened.clock.now(), "note": "", "hint": ""}
+    proved = {"state": "verified", "verified": site.clock.now(), "note": "", "hint": ""}
     verified = copy.model_copy(update=proved)
-    return _unless_outlived(opened, verified, must_record)
+    return _unless_outlived(site, verified, must_record)
 
 
 def _require_data(
-    opened: OpenSite,
+    site: OpenSite,
     copy: CopyRecord,
     image: ImageRecord,
     sample: float,
@@ -102,10 +102,10 @@ def _require_data(
     """Raises:
     IntegrityError, MediumDamaged, NeedsRecall: see ``verify_copy``.
     """
-    beside = side_files(opened, image)
+    beside = side_files(site, image)
     chunks = beside.chunks
     tail = bytearray()
-    with open_copy(opened, copy) as reader:
+    with open_copy(site, copy) as reader:
         if reader.size_bytes != image.size_bytes:
             raise IntegrityError(
                 f"the copy of {image.image} at {copy.destination} has {reader.size_bytes} bytes, "
@@ -170,39 +170,39 @@ def _sampled(count: int, share: float) -> Iterator[range]:
 
 
 def mark_damaged(
-    opened: OpenSite, copy: CopyRecord, error: NightferryError, *, must_record: bool = True
+    site: OpenSite, copy: CopyRecord, error: NightferryError, *, must_record: bool = True
 ) -> CopyRecord:
     """Records that a copy cannot be trusted any more, and why; ``must_record`` as in ``verify_copy``."""
-    return _mark(opened, copy, "damaged", error, must_record)
+    return _mark(site, copy, "damaged", error, must_record)
 
 
 def _mark(
-    opened: OpenSite, copy: CopyRecord, state: CopyState, error: NightferryError, must_record: bool
+    site: OpenSite, copy: CopyRecord, state: CopyState, error: NightferryError, must_record: bool
 ) -> CopyRecord:
     found = {"state": state, "note": str(error)[:500], "hint": error.hint[:500]}
     marked = copy.model_copy(update=found)
-    recorded = _unless_outlived(opened, marked, must_record)
+    recorded = _unless_outlived(site, marked, must_record)
     if recorded is marked:
         log.warning("copy of %s at %s is %s: %s", copy.image, copy.destination, state, error)
     return recorded
 
 
-def _unless_outlived(opened: OpenSite, copy: CopyRecord, must_record: bool) -> CopyRecord:
+def _unless_outlived(site: OpenSite, copy: CopyRecord, must_record: bool) -> CopyRecord:
     """Records what was found out about a copy, unless the retention took it while it was read."""
     while True:
-        opened.catalog.refresh()
-        newest = opened.catalog.latest(CopyRecord, copy.subject)
+        site.catalog.refresh()
+        newest = site.catalog.latest(CopyRecord, copy.subject)
         if newest is not None and newest.state in OUTLIVED:
             return newest
-        event = opened.catalog.latest_event(CopyRecord, copy.subject)
+        event = site.catalog.latest_event(CopyRecord, copy.subject)
         try:
-            opened.catalog.append(copy, expect=event.sequence if event is not None else 0)
+            site.catalog.append(copy, expect=event.sequence if event is not None else 0)
         except BusyError:
             continue  # somebody else said something of it meanwhile: look again
         except CatalogError as unwritable:
             if must_record:
                 raise
-            opened.warn(
+            site.warn(
                 f"cannot record that the copy of {copy.image} at {copy.destination} is {copy.state}: "
                 f"{unwritable.message}"
             )

@@ -70,14 +70,14 @@ def _cartridges_elsewhere(catalog: Catalog, destination: Destination) -> set[str
 
 
 def reconcile_elsewhere(
-    opened: OpenSite, catalog: Catalog, but: str, mark: SiteMark | None
+    site: OpenSite, catalog: Catalog, but: str, mark: SiteMark | None
 ) -> tuple[list[str], list[str]]:
     """Copies that are on record at another destination of objects, and of which nothing lies there, are lost.
 
     A tape is not asked: that takes mounts, and what expired is on it until it is written over.
 
     Args:
-        opened: Opens the destinations.
+        site: Opens the destinations.
         catalog: The one that is being made.
         but: The destination that it is made from.
         mark: Whose the copies are; what does not say that it is the same site's is not believed.
@@ -87,13 +87,13 @@ def reconcile_elsewhere(
     """
     lost: list[str] = []
     unseen: list[str] = []
-    for settings in opened.site.destinations:
+    for settings in site.file.destinations:
         name = settings.name
         there = [c for c in catalog.all(CopyRecord) if c.destination == name and c.state in THERE]
         if name == but or not there:
             continue
         try:
-            listed = _listed(opened, name, mark)
+            listed = _listed(site, name, mark)
         except (DestinationError, ConfigError) as error:
             unseen.append(f"{name}: {error.message}")
             continue
@@ -108,11 +108,11 @@ def reconcile_elsewhere(
     return lost, unseen
 
 
-def _listed(opened: OpenSite, name: str, mark: SiteMark | None) -> set[str] | None:
+def _listed(site: OpenSite, name: str, mark: SiteMark | None) -> set[str] | None:
     """The images that something lies of at a destination; None when it does not say that it is this site's."""
-    if isinstance(opened.site.destination(name), TapeSettings):
+    if isinstance(site.file.destination(name), TapeSettings):
         return None
-    target = destination_of(opened, name)
+    target = destination_of(site, name)
     if not isinstance(target, Marked) or mark is None:
         return None
     text = target.marker()

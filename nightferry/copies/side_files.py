@@ -52,7 +52,7 @@ class SideFiles:
     chunks: bytes
 
 
-def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
+def side_files(site: OpenSite, image: ImageRecord) -> SideFiles:
     """The image's side files.
 
     A catalog that lacks them, or has damaged ones, gets them from staging or from the nearest copy and keeps
@@ -66,22 +66,22 @@ def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
         CatalogError: neither the catalog nor any place that can be read has them.
     """
     try:
-        return _of_catalog(opened, image)
+        return _of_catalog(site, image)
     except CatalogError as error:
         missing = error
-    if opened.catalog.expired(image.image):
+    if site.catalog.expired(image.image):
         raise CopyMissing(
             f"image {image.image} has expired, and its index with it",
             hint="`nightferry images` lists what there is",
             subject=image.image,
         )
     tried = []
-    for place, found in _elsewhere(opened, image):
+    for place, found in _elsewhere(site, image):
         if isinstance(found, SideFiles) and image_digest(found.chunks, found.index) == image.digest:
-            if _is_foreign(opened, image):
-                require_proved(found.index, "index", f"the index of {image.image} at {place}", opened.cancel)
+            if _is_foreign(site, image):
+                require_proved(found.index, "index", f"the index of {image.image} at {place}", site.cancel)
             log.warning("%s; reading them from %s", missing.message, place)
-            _keep(opened, image, found)
+            _keep(site, image, found)
             return found
         why = "they differ from the record" if isinstance(found, SideFiles) else found.message
         tried.append(f"{place}: {why}")
@@ -92,9 +92,9 @@ def side_files(opened: OpenSite, image: ImageRecord) -> SideFiles:
     ) from missing
 
 
-def proven_chunks(opened: OpenSite, image: ImageRecord) -> bytes:
+def proven_chunks(site: OpenSite, image: ImageRecord) -> bytes:
     """The image's chunk table; see ``side_files``."""
-    return side_files(opened, image).chunks
+    return side_files(site, image).chunks
 
 
 def side_files_of(
@@ -111,20 +111,20 @@ def side_files_of(
     return destination.side_file(location, "index", most_bytes=most_bytes, cancel=cancel), chunks
 
 
-def _is_foreign(opened: OpenSite, image: ImageRecord) -> bool:
+def _is_foreign(site: OpenSite, image: ImageRecord) -> bool:
     """Whether others may have made the image's record, and so its index: a rebuild took it from a destination. What
     this catalog recorded itself is proved by its digest."""
-    catalog = opened.catalog
+    catalog = site.catalog
     rebuilt = [catalog.latest_event(RebuildRecord, record.subject) for record in catalog.all(RebuildRecord)]
     last = max((event.sequence for event in rebuilt if event is not None), default=0)
     return catalog.place_in_log(image.image) < last
 
 
-def _of_catalog(opened: OpenSite, image: ImageRecord) -> SideFiles:
+def _of_catalog(site: OpenSite, image: ImageRecord) -> SideFiles:
     """Raises:
     CatalogError: they are not there, or not what was recorded.
     """
-    found = SideFiles(opened.catalog.index(image.image), opened.catalog.chunks(image.image))
+    found = SideFiles(site.catalog.index(image.image), site.catalog.chunks(image.image))
     if image_digest(found.chunks, found.index) != image.digest:
         raise CatalogError(
             f"the catalog's index and chunk table of {image.image} differ from the record",
@@ -133,20 +133,18 @@ def _of_catalog(opened: OpenSite, image: ImageRecord) -> SideFiles:
     return found
 
 
-def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, SideFiles | NightferryError]]:
+def _elsewhere(site: OpenSite, image: ImageRecord) -> Iterator[tuple[str, SideFiles | NightferryError]]:
     """What each place says, the nearest first."""
-    names = {d.name for d in opened.site.destinations}
-    copies = [copy for copy in opened.catalog.copies(image.image) if copy.destination in names]
-    staged = is_staged(opened, image)
-    for place in choose_copies(
-        image, copies, staged, speeds(opened), wanted_bytes=0, offsite=offsite(opened)
-    ):
+    names = {d.name for d in site.file.destinations}
+    copies = [copy for copy in site.catalog.copies(image.image) if copy.destination in names]
+    staged = is_staged(site, image)
+    for place in choose_copies(image, copies, staged, speeds(site), wanted_bytes=0, offsite=offsite(site)):
         try:
             if place.copy is None:
-                yield STAGING, _staged(opened, image)
+                yield STAGING, _staged(site, image)
             else:
-                destination = destination_of(opened, place.source)
-                index, chunks = side_files_of(destination, place.copy.location, image, opened.cancel)
+                destination = destination_of(site, place.source)
+                index, chunks = side_files_of(destination, place.copy.location, image, site.cancel)
                 yield place.source, SideFiles(index, whole(chunks))
         except NightferryError as error:
             yield place.source, error
@@ -154,17 +152,17 @@ def _elsewhere(opened: OpenSite, image: ImageRecord) -> Iterator[tuple[str, Side
             yield place.source, ConfigError(f"{error.filename} cannot be read: {error.strerror}")
 
 
-def _staged(opened: OpenSite, image: ImageRecord) -> SideFiles:
-    files = files_of(opened, image)
-    with working_on(opened, back_group=back_group_of(opened, image), cancel=opened.cancel):
+def _staged(site: OpenSite, image: ImageRecord) -> SideFiles:
+    files = files_of(site, image)
+    with working_on(site, back_group=back_group_of(site, image), cancel=site.cancel):
         chunks = files.read(".chunks", table_bytes(image.size_bytes))
         return SideFiles(read_index(files, chunks), chunks)
 
 
-def _keep(opened: OpenSite, image: ImageRecord, found: SideFiles) -> None:
+def _keep(site: OpenSite, image: ImageRecord, found: SideFiles) -> None:
     """Looking needs no right to write: who may not keeps them for this once."""
     try:
-        opened.catalog.keep_index(image.image, found.index, found.chunks)
+        site.catalog.keep_index(image.image, found.index, found.chunks)
     except CatalogError as error:
         log.info("the index of %s is not kept: %s", image.image, error)
 
@@ -213,7 +211,7 @@ def require_side_files(found: Found, image: ImageRecord, index: Content, chunks:
         raise IntegrityError(f"the side file {wrong} of {found.image} differs from its record")
 
 
-def require_described(opened: OpenSite, copy: CopyRecord, cancel: Cancel) -> None:
+def require_described(site: OpenSite, copy: CopyRecord, cancel: Cancel) -> None:
     """Whether a copy could be taken into a catalog that knows nothing of it: all that describes it is there, and is
     this image's, this copy's and this site's.
 
@@ -221,15 +219,15 @@ def require_described(opened: OpenSite, copy: CopyRecord, cancel: Cancel) -> Non
         NotDescribed: it could not.
         DestinationError: it cannot be looked at.
     """
-    image = opened.catalog.image(copy.image)
+    image = site.catalog.image(copy.image)
     try:
-        destination = destination_of(opened, copy.destination)
+        destination = destination_of(site, copy.destination)
         # In this order no cartridge is mounted twice: that of the last trailer is in the drive.
         index, chunks = side_files_of(destination, copy.location, image, cancel)
         found = destination.describe(copy.location)
         if found.note:
             raise IntegrityError(found.note)
-        mark = known_mark(opened.catalog, opened.site.site.name)
+        mark = known_mark(site.catalog, site.file.site.name)
         if found.site is not None and mark is not None and found.site.id != mark.id:
             raise IntegrityError(f"it is of {found.site}")
         if (found.image, found.location, found.digest) != (copy.image, copy.location, image.digest):

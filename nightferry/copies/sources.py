@@ -29,7 +29,7 @@ _SLICE_S = 0.5
 
 
 def sources_of(
-    opened: OpenSite, image: ImageRecord, only: str | None = None, *, wanted_bytes: int | None = None
+    site: OpenSite, image: ImageRecord, only: str | None = None, *, wanted_bytes: int | None = None
 ) -> tuple[Choice, ...]:
     """Where the image can be read from, the nearest first; not where the site file knows no way to any more.
 
@@ -38,9 +38,9 @@ def sources_of(
         CopyMissing: there is no readable copy.
         NotOwner: only staging has it, and that is on another node.
     """
-    staged = is_staged(opened, image)
-    names = [d.name for d in opened.site.destinations]
-    copies = [c for c in opened.catalog.copies(image.image) if c.destination in names]
+    staged = is_staged(site, image)
+    names = [d.name for d in site.file.destinations]
+    copies = [c for c in site.catalog.copies(image.image) if c.destination in names]
     if only == STAGING:
         copies = []
     elif only is not None:
@@ -49,22 +49,20 @@ def sources_of(
         copies = [c for c in copies if c.destination == only]
         staged = False
     ordered = tuple(
-        choose_copies(
-            image, copies, staged, speeds(opened), wanted_bytes=wanted_bytes, offsite=offsite(opened)
-        )
+        choose_copies(image, copies, staged, speeds(site), wanted_bytes=wanted_bytes, offsite=offsite(site))
     )
-    if not ordered and only in (None, STAGING) and seems_staged(opened, image):
-        back_group = back_group_of(opened, image)
-        require_disk(opened, back_group, f"reading {image.image} from the disk of {back_group}")
+    if not ordered and only in (None, STAGING) and seems_staged(site, image):
+        back_group = back_group_of(site, image)
+        require_disk(site, back_group, f"reading {image.image} from the disk of {back_group}")
     if not ordered:
-        raise nowhere(opened, image, only)
+        raise nowhere(site, image, only)
     return ordered
 
 
-def nowhere(opened: OpenSite, image: ImageRecord, only: str | None) -> CopyMissing:
+def nowhere(site: OpenSite, image: ImageRecord, only: str | None) -> CopyMissing:
     """What became of the copies that were asked for."""
-    copies = [c for c in opened.catalog.copies(image.image) if only in (None, c.destination)]
-    named = {destination.name for destination in opened.site.destinations}
+    copies = [c for c in site.catalog.copies(image.image) if only in (None, c.destination)]
+    named = {destination.name for destination in site.file.destinations}
     unnamed = [c.destination for c in copies if c.destination not in named and c.state in THERE]
     states = [
         f"{c.destination} {c.state}" + (" (not in the site file)" if c.destination in unnamed else "")
@@ -86,18 +84,18 @@ def nowhere(opened: OpenSite, image: ImageRecord, only: str | None) -> CopyMissi
 
 
 @contextmanager
-def open_image_from(opened: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
+def open_image_from(site: OpenSite, image: ImageRecord, place: Choice) -> Iterator[ByteReader]:
     """The image's bytes at a place; each chunk is proved against the chunk table before it is handed out."""
-    chunks = proven_chunks(opened, image)
+    chunks = proven_chunks(site, image)
     if place.copy is None:
-        back_group = back_group_of(opened, image)
+        back_group = back_group_of(site, image)
         with (
-            opened.leases(back_group).read(f"restore of {image.image}", warn=opened.warn),
-            files_of(opened, image).reader() as reader,
+            site.leases(back_group).read(f"restore of {image.image}", warn=site.warn),
+            files_of(site, image).reader() as reader,
         ):
             yield CheckedReader(reader, chunks)
     else:
-        with open_copy(opened, place.copy) as reader:
+        with open_copy(site, place.copy) as reader:
             yield CheckedReader(reader, chunks)
 
 
@@ -105,8 +103,8 @@ class Turns:
     """The places to read an image from, each in its turn. One that turns out to lie in an archive has its turn
     after all others: a recall takes hours and costs money."""
 
-    def __init__(self, opened: OpenSite, places: Iterable[Choice]) -> None:
-        self._opened = opened
+    def __init__(self, site: OpenSite, places: Iterable[Choice]) -> None:
+        self._opened = site
         self._first = list(places)
         self._archived: list[Choice] = []
 
@@ -133,13 +131,13 @@ class Turns:
         return True
 
 
-def archived_at(opened: OpenSite, copy: CopyRecord) -> Archived | None:
+def archived_at(site: OpenSite, copy: CopyRecord) -> Archived | None:
     """Where a copy lies that must be recalled before it can be read; None for any other."""
-    destination = destination_of(opened, copy.destination)
+    destination = destination_of(site, copy.destination)
     return destination.archived(copy.location) if isinstance(destination, Recalls) else None
 
 
-def recall(opened: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Cancel) -> None:
+def recall(site: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Cancel) -> None:
     """Asks for a copy, unless it is on its way already, and returns when it can be read.
 
     The wait is of this process alone: one that ends, or is ended, leaves the recall going on, and the next one
@@ -150,8 +148,8 @@ def recall(opened: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Ca
         DestinationError: the destination refuses.
         Cancelled: a stop was asked for.
     """
-    destination = destination_of(opened, copy.destination)
-    away = archived_at(opened, copy)
+    destination = destination_of(site, copy.destination)
+    away = archived_at(site, copy)
     if away is None or not isinstance(destination, Recalls):
         return
     if not away.asked:
@@ -161,34 +159,34 @@ def recall(opened: OpenSite, copy: CopyRecord, *, progress: Progress, cancel: Ca
             destination=copy.destination,
             epoch=copy.epoch,
             storage_class=away.storage_class,
-            asked=opened.clock.now(),
+            asked=site.clock.now(),
         )
         try:
-            opened.catalog.append(record)
+            site.catalog.append(record)
         except CatalogError as error:
-            opened.warn(f"cannot record that {copy.image} was recalled: {error.message}")
-    opened.catalog.refresh()
-    asked = opened.catalog.latest(RecallRecord, copy.subject)
-    since = "earlier, by somebody else" if asked is None else _shown(opened, asked.asked)
-    _wait(opened, copy, away, since, progress, cancel)
+            site.warn(f"cannot record that {copy.image} was recalled: {error.message}")
+    site.catalog.refresh()
+    asked = site.catalog.latest(RecallRecord, copy.subject)
+    since = "earlier, by somebody else" if asked is None else _shown(site, asked.asked)
+    _wait(site, copy, away, since, progress, cancel)
 
 
 def _wait(
-    opened: OpenSite, copy: CopyRecord, away: Archived, since: str, progress: Progress, cancel: Cancel
+    site: OpenSite, copy: CopyRecord, away: Archived, since: str, progress: Progress, cancel: Cancel
 ) -> None:
-    begun = opened.clock.monotonic()
-    until = opened.clock.now() + timedelta(seconds=away.wait_s)
+    begun = site.clock.monotonic()
+    until = site.clock.now() + timedelta(seconds=away.wait_s)
     subject = f"{copy.image} at {copy.destination}"
     waiting = (
         f"waiting for its recall from {away.storage_class} ({away.how}), asked {since}, "
-        f"until {_shown(opened, until)}"
+        f"until {_shown(site, until)}"
     )
     progress.begin(subject, "recall")
     progress.say(waiting, subject=subject)
     pause_s = FIRST_LOOK_S
     try:
-        while archived_at(opened, copy) is not None:
-            left_s = away.wait_s - (opened.clock.monotonic() - begun)
+        while archived_at(site, copy) is not None:
+            left_s = away.wait_s - (site.clock.monotonic() - begun)
             if left_s <= 0:
                 raise Unavailable(
                     f"the recall of {copy.image} at {copy.destination} from {away.storage_class}, asked "
@@ -197,7 +195,7 @@ def _wait(
                     "as recall.wait in the site file allows",
                     subject=copy.image,
                 )
-            _sleep(opened, min(pause_s, left_s), lambda: progress.advance(subject, 0, waiting), cancel)
+            _sleep(site, min(pause_s, left_s), lambda: progress.advance(subject, 0, waiting), cancel)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
     except BaseException:
         progress.end(subject, "failed")
@@ -205,14 +203,14 @@ def _wait(
     progress.end(subject, "arrived")
 
 
-def _sleep(opened: OpenSite, seconds: float, show: Callable[[], None], cancel: Cancel) -> None:
-    end = opened.clock.monotonic() + seconds
-    while (left_s := end - opened.clock.monotonic()) > 0:
+def _sleep(site: OpenSite, seconds: float, show: Callable[[], None], cancel: Cancel) -> None:
+    end = site.clock.monotonic() + seconds
+    while (left_s := end - site.clock.monotonic()) > 0:
         cancel.check()
         show()
-        opened.clock.sleep(min(left_s, _SLICE_S))
+        site.clock.sleep(min(left_s, _SLICE_S))
     cancel.check()
 
 
-def _shown(opened: OpenSite, moment: datetime) -> str:
-    return f"{moment.astimezone(opened.site.tz):%Y-%m-%d %H:%M}"
+def _shown(site: OpenSite, moment: datetime) -> str:
+    return f"{moment.astimezone(site.file.tz):%Y-%m-%d %H:%M}"

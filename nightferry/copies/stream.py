@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 def stream_image(
-    opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
+    site: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
 ) -> CopyRecord:
     """Makes one verified copy, or finds that it is there already.
 
@@ -66,19 +66,19 @@ def stream_image(
         NotOwner: the disk that it is read from is not this node's any more; no copy was made.
         Cancelled: between two chunks.
     """
-    copy = earlier_copy(opened, image, destination, progress=progress, cancel=cancel)
+    copy = earlier_copy(site, image, destination, progress=progress, cancel=cancel)
     if copy is not None:
         return copy
-    back_group = back_group_of(opened, image)
+    back_group = back_group_of(site, image)
     with (
-        working_on(opened, back_group=back_group, cancel=cancel) as narrower,
-        watching_disk(opened, back_group, narrower) as owned,
+        working_on(site, back_group=back_group, cancel=cancel) as narrower,
+        watching_disk(site, back_group, narrower) as owned,
     ):
-        return _from_staging(opened, image, back_group, destination, progress=progress, cancel=owned)
+        return _from_staging(site, image, back_group, destination, progress=progress, cancel=owned)
 
 
 def _from_staging(
-    opened: OpenSite,
+    site: OpenSite,
     image: ImageRecord,
     back_group: str,
     destination: str,
@@ -87,31 +87,31 @@ def _from_staging(
     cancel: Cancel,
 ) -> CopyRecord:
     try:
-        outgoing = _outgoing(opened, image, cancel)
-        return make_copy(opened, outgoing, destination, progress=progress, cancel=cancel)
+        outgoing = _outgoing(site, image, cancel)
+        return make_copy(site, outgoing, destination, progress=progress, cancel=cancel)
     except StagedDamage as error:
         # What is read in the place of a disk that is gone says nothing of the image.
-        confirm(opened, back_group)
+        confirm(site, back_group)
         # Left in place it would be tried, and waste tape, every night; quarantined it is staged again.
-        quarantine(files_of(opened, image))
-        note_loss(opened, image, error.message)
+        quarantine(files_of(site, image))
+        note_loss(site, image, error.message)
         log.warning("image %s is damaged on staging: quarantined", image.image)
         raise
 
 
-def _outgoing(opened: OpenSite, image: ImageRecord, cancel: Cancel) -> StagedOutgoing:
+def _outgoing(site: OpenSite, image: ImageRecord, cancel: Cancel) -> StagedOutgoing:
     """The staged image; with the catalog's chunk table when the one beside it is damaged or gone, which is put right.
 
     Raises:
         StagedDamage: the image itself is not what was recorded, or nobody has its chunk table.
     """
-    files, order = files_of(opened, image), opened.catalog.order_of(image.image)
+    files, order = files_of(site, image), site.catalog.order_of(image.image)
     try:
         return StagedOutgoing(image, files, order=order, cancel=cancel)
     except StagedDamage as error:
         damage = error
     try:
-        chunks = proven_chunks(opened, image)
+        chunks = proven_chunks(site, image)
     except (CatalogError, CopyMissing, IntegrityError):
         raise damage from None
     outgoing = StagedOutgoing(image, files, chunks=chunks, order=order, cancel=cancel)
@@ -124,24 +124,24 @@ def _outgoing(opened: OpenSite, image: ImageRecord, cancel: Cancel) -> StagedOut
     return outgoing
 
 
-def note_away(opened: OpenSite, destination: str, error: NightferryError) -> None:
+def note_away(site: OpenSite, destination: str, error: NightferryError) -> None:
     """Records why no copy could be begun at a destination, for the night's report."""
-    opened.catalog.append(
+    site.catalog.append(
         AwayRecord(
-            destination=destination, error=error.message[:500], hint=error.hint[:500], at=opened.clock.now()
+            destination=destination, error=error.message[:500], hint=error.hint[:500], at=site.clock.now()
         )
     )
 
 
-def note_there(opened: OpenSite, destination: str) -> None:
+def note_there(site: OpenSite, destination: str) -> None:
     """Ends what `note_away` recorded, once the destination answers again."""
-    known = opened.catalog.latest(AwayRecord, destination)
+    known = site.catalog.latest(AwayRecord, destination)
     if known is not None and known.error:
-        opened.catalog.append(AwayRecord(destination=destination, error="", at=opened.clock.now()))
+        site.catalog.append(AwayRecord(destination=destination, error="", at=site.clock.now()))
 
 
 def earlier_copy(
-    opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
+    site: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
 ) -> CopyRecord | None:
     """The copy that an earlier try left at the destination, verified now if it was not; None without one.
 
@@ -149,77 +149,77 @@ def earlier_copy(
         OtherSite: the destination is not this site's.
         IntegrityError, DestinationError: see ``verify_copy``.
     """
-    opened.catalog.refresh()
+    site.catalog.refresh()
     try:
-        require_ours(opened, destination, marking=True)
+        require_ours(site, destination, marking=True)
     except NightferryError as error:
-        note_away(opened, destination, error)
+        note_away(site, destination, error)
         raise
-    target = destination_of(opened, destination)
-    copy = _arrived(opened, target, image)
+    target = destination_of(site, destination)
+    copy = _arrived(site, target, image)
     if copy is None:
-        return _redescribed(opened, target, image, progress, cancel)
-    return copy if copy.state == "verified" else _read_back(opened, copy, progress, cancel)
+        return _redescribed(site, target, image, progress, cancel)
+    return copy if copy.state == "verified" else _read_back(site, copy, progress, cancel)
 
 
 def make_copy(
-    opened: OpenSite, outgoing: StagedOutgoing, destination: str, *, progress: Progress, cancel: Cancel
+    site: OpenSite, outgoing: StagedOutgoing, destination: str, *, progress: Progress, cancel: Cancel
 ) -> CopyRecord:
     """Writes an image to a destination, encoded as that wants it, in a new epoch and reads it back; see
     ``stream_image``."""
-    prepared = encoded(opened, outgoing, destination)
-    prepared = Described(opened, prepared, outgoing.record)
-    throttle = throttle_of(opened, destination)
+    prepared = encoded(site, outgoing, destination)
+    prepared = Described(site, prepared, outgoing.record)
+    throttle = throttle_of(site, destination)
     if throttle is not None:
         prepared = PacedOutgoing(prepared, throttle, cancel)
-    target = destination_of(opened, destination)
-    copy = _put(opened, target, outgoing, prepared, progress=progress, cancel=cancel)
+    target = destination_of(site, destination)
+    copy = _put(site, target, outgoing, prepared, progress=progress, cancel=cancel)
     if copy.state != "verified":
-        copy = _read_back(opened, copy, progress, cancel)
-    for older in opened.catalog.all_copies(copy.image):
+        copy = _read_back(site, copy, progress, cancel)
+    for older in site.catalog.all_copies(copy.image):
         if older.destination == destination and older.state == "suspect" and older.epoch < copy.epoch:
             note = f"attempt {copy.epoch} replaced it; {older.note}"[:500]
-            opened.catalog.append(older.model_copy(update={"state": "lost", "note": note}))
+            site.catalog.append(older.model_copy(update={"state": "lost", "note": note}))
     return copy
 
 
 def _redescribed(
-    opened: OpenSite, target: Destination, image: ImageRecord, progress: Progress, cancel: Cancel
+    site: OpenSite, target: Destination, image: ImageRecord, progress: Progress, cancel: Cancel
 ) -> CopyRecord | None:
     """A suspect copy whose data is right, verified with all that describes it written again; None without one."""
-    copy = next((c for c in opened.catalog.copies(image.image) if c.destination == target.name), None)
+    copy = next((c for c in site.catalog.copies(image.image) if c.destination == target.name), None)
     if copy is None or copy.state != "suspect" or not isinstance(target, Redescribes):
         return None
-    beside = side_files(opened, image)
-    plain = meta_of(image, opened.catalog.order_of(image.image))
+    beside = side_files(site, image)
+    plain = meta_of(image, site.catalog.order_of(image.image))
     meta = encoded_meta(plain, encoding_of(copy.location))
     files = {"index": beside.index, "chunks": beside.chunks, "meta.json": meta}
     try:
         target.redescribe(copy.location, image.digest, files)
-        return _read_back(opened, copy, progress, cancel)
+        return _read_back(site, copy, progress, cancel)
     except NotDescribed:
         raise
     except (IntegrityError, MediumDamaged) as error:
-        mark_damaged(opened, copy, error)
+        mark_damaged(site, copy, error)
         progress.say(f"the copy of {image.image} at {target.name} is made again: {error}")
         return None
 
 
-def _read_back(opened: OpenSite, copy: CopyRecord, progress: Progress, cancel: Cancel) -> CopyRecord:
+def _read_back(site: OpenSite, copy: CopyRecord, progress: Progress, cancel: Cancel) -> CopyRecord:
     """The copy, verified; as it is where it lies in an archive: no night waits for a recall, or pays for it."""
     try:
-        return verify_copy(opened, copy, progress=progress, cancel=cancel)
+        return verify_copy(site, copy, progress=progress, cancel=cancel)
     except NeedsRecall as error:
         progress.say(f"not read back: {error}")
         return copy
 
 
-def _arrived(opened: OpenSite, target: Destination, image: ImageRecord) -> CopyRecord | None:
+def _arrived(site: OpenSite, target: Destination, image: ImageRecord) -> CopyRecord | None:
     """A copy that an earlier try finished, whether or not it lived to record it.
 
     That an attempt came to nothing is remembered: a tape library mounts cartridges to find that out.
     """
-    for copy in opened.catalog.all_copies(image.image):
+    for copy in site.catalog.all_copies(image.image):
         if copy.destination != target.name:
             continue
         if copy.state in ("verified", "whole"):
@@ -227,26 +227,26 @@ def _arrived(opened: OpenSite, target: Destination, image: ImageRecord) -> CopyR
         if copy.state == "writing" and copy.ended is None:
             receipt = target.find(image.image, copy.epoch)
             if receipt is not None:
-                return _arrival(opened, copy, _proved(opened, copy, receipt))
-            ended = _ended(opened, target, copy)
+                return _arrival(site, copy, _proved(site, copy, receipt))
+            ended = _ended(site, target, copy)
             if ended != copy:
-                opened.catalog.append(ended)
+                site.catalog.append(ended)
     return None
 
 
-def _proved(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> Receipt:
+def _proved(site: OpenSite, copy: CopyRecord, receipt: Receipt) -> Receipt:
     """What an earlier try left is verified by its data's checksum only with all that describes it."""
     if not receipt.verified:
         return receipt
     try:
-        require_described(opened, copy.model_copy(update={"location": receipt.location}), opened.cancel)
+        require_described(site, copy.model_copy(update={"location": receipt.location}), site.cancel)
     except NotDescribed as error:
         log.warning("%s", error)
         return replace(receipt, verified=False)
     return receipt
 
 
-def _ended(opened: OpenSite, target: Destination, copy: CopyRecord) -> CopyRecord:
+def _ended(site: OpenSite, target: Destination, copy: CopyRecord) -> CopyRecord:
     """The record of an attempt that came to nothing: with its whole parts, and ended, if that is known for certain."""
     if not isinstance(target, Continues):
         return copy
@@ -257,11 +257,11 @@ def _ended(opened: OpenSite, target: Destination, copy: CopyRecord) -> CopyRecor
         return copy
     if left is None:
         return copy
-    return copy.model_copy(update={"location": left, "ended": opened.clock.now()})
+    return copy.model_copy(update={"location": left, "ended": site.clock.now()})
 
 
 def _put(
-    opened: OpenSite,
+    site: OpenSite,
     target: Destination,
     staged: StagedOutgoing,
     outgoing: Outgoing,
@@ -272,9 +272,9 @@ def _put(
     """Writes ``outgoing``, which is ``staged`` as the destination wants it."""
     image = staged.record
     subject = f"{image.group}/{image.store} → {target.name}"
-    _give_up_damaged(opened, target, image)
+    _give_up_damaged(site, target, image)
     with target.lane(progress=progress, cancel=cancel) as lane:
-        copy = _begin(opened, target, image, lane.name)
+        copy = _begin(site, target, image, lane.name)
         progress.begin(subject, "stream", image.size_bytes)
         try:
             receipt = lane.put(
@@ -283,64 +283,64 @@ def _put(
         except NightferryError as error:
             progress.end(subject, "failed")
             failed = copy.model_copy(update={"note": str(error)[:500], "hint": error.hint[:500]})
-            opened.catalog.append(_ended(opened, target, failed))
+            site.catalog.append(_ended(site, target, failed))
             raise
     progress.end(subject, "whole")
-    return _arrival(opened, copy, receipt)
+    return _arrival(site, copy, receipt)
 
 
-def _begin(opened: OpenSite, target: Destination, image: ImageRecord, lane: str) -> CopyRecord:
+def _begin(site: OpenSite, target: Destination, image: ImageRecord, lane: str) -> CopyRecord:
     """A new attempt on record: the newest one is gone on with where the destination can and nothing is unknown of it.
 
     Raises:
         BusyError: another process goes on with it.
     """
-    copies = [c for c in opened.catalog.all_copies(image.image) if c.destination == target.name]
+    copies = [c for c in site.catalog.all_copies(image.image) if c.destination == target.name]
     begun = next((c for c in copies[-1:] if c.state == "writing" and c.ended is not None), None)
     if begun is not None and isinstance(target, Continues):
-        newest = opened.catalog.latest_event(CopyRecord, begun.subject)
+        newest = site.catalog.latest_event(CopyRecord, begun.subject)
         copy = begun.model_copy(
-            update={"lane": lane, "started": opened.clock.now(), "ended": None, "note": "", "hint": ""}
+            update={"lane": lane, "started": site.clock.now(), "ended": None, "note": "", "hint": ""}
         )
-        opened.catalog.append(copy, "intent", expect=newest.sequence if newest is not None else 0)
+        site.catalog.append(copy, "intent", expect=newest.sequence if newest is not None else 0)
         target.remember(copy.image, copy.epoch, copy.location)
     else:
         copy = CopyRecord(
             image=image.image,
             destination=target.name,
-            epoch=opened.catalog.next_epoch(image.image, target.name),
+            epoch=site.catalog.next_epoch(image.image, target.name),
             state="writing",
             run=image.run,
             lane=lane,
-            started=opened.clock.now(),
+            started=site.clock.now(),
         )
-        opened.catalog.append(copy, "intent")
-    opened.catalog.append(copy)
+        site.catalog.append(copy, "intent")
+    site.catalog.append(copy)
     for older in copies:
         if older.state == "writing" and older.ended is not None and older.epoch != copy.epoch:
             note = f"it never arrived; attempt {copy.epoch} replaced it"
-            opened.catalog.append(older.model_copy(update={"state": "lost", "note": note}))
+            site.catalog.append(older.model_copy(update={"state": "lost", "note": note}))
     return copy
 
 
-def _give_up_damaged(opened: OpenSite, target: Destination, image: ImageRecord) -> None:
+def _give_up_damaged(site: OpenSite, target: Destination, image: ImageRecord) -> None:
     """Takes a damaged copy out of the new one's way.
 
     It is damaged on record until it is gone: one that is lost on record and still lies there would be taken
     for the new one.
     """
-    for copy in opened.catalog.all_copies(image.image):
+    for copy in site.catalog.all_copies(image.image):
         if copy.destination == target.name and copy.state == "damaged":
             target.remove(copy.location)
             note = f"given up for a new copy; {copy.note}"[:500]
-            opened.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
+            site.catalog.append(copy.model_copy(update={"state": "lost", "note": note}))
 
 
-def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord:
-    image = opened.catalog.image(copy.image)
-    now = opened.clock.now()
+def _arrival(site: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord:
+    image = site.catalog.image(copy.image)
+    now = site.clock.now()
     # That an encoded file arrived says nothing of what it decodes to, unless it was decoded before it left.
-    proved = not encoding_of(receipt.location) or decodes_at_once(opened, copy.destination)
+    proved = not encoding_of(receipt.location) or decodes_at_once(site, copy.destination)
     verified = receipt.verified and proved
     arrived = copy.model_copy(
         update={
@@ -356,7 +356,7 @@ def _arrival(opened: OpenSite, copy: CopyRecord, receipt: Receipt) -> CopyRecord
             "streamed": receipt.streamed,
         }
     )
-    opened.catalog.append(arrived)
+    site.catalog.append(arrived)
     return arrived
 
 
@@ -366,11 +366,11 @@ class Described(Passed):
     A tape puts both into the image's trailer; where copies are objects, people's decisions lie beside all of them.
     """
 
-    def __init__(self, opened: OpenSite, outgoing: Outgoing, image: ImageRecord) -> None:
+    def __init__(self, site: OpenSite, outgoing: Outgoing, image: ImageRecord) -> None:
         super().__init__(outgoing)
-        mark = opened.mark()
+        mark = site.mark()
         self._described = {
-            DECIDED: render_decisions(opened.catalog, mark, image),
+            DECIDED: render_decisions(site.catalog, mark, image),
             MARKER: render_marker(mark),
         }
 

@@ -63,22 +63,22 @@ class Checked:
         }
 
 
-def copies_to_verify(opened: OpenSite, destination: str | None = None) -> list[CopyRecord]:
+def copies_to_verify(site: OpenSite, destination: str | None = None) -> list[CopyRecord]:
     """Every copy that claims to be readable, newest image first."""
     if destination is not None:
-        opened.site.destination(destination)
-    opened.catalog.refresh()
+        site.file.destination(destination)
+    site.catalog.refresh()
     return [
         copy
-        for image in opened.catalog.images()
-        for copy in opened.catalog.copies(image.image)
+        for image in site.catalog.images()
+        for copy in site.catalog.copies(image.image)
         if copy.state in ("whole", "verified", "suspect", "damaged")
         and (destination is None or copy.destination == destination)
     ]
 
 
 def verify_copies(
-    opened: OpenSite,
+    site: OpenSite,
     destination: str | None = None,
     *,
     sample: float = 1.0,
@@ -92,7 +92,7 @@ def verify_copies(
     out, and said.
 
     Args:
-        opened: The site.
+        site: The site.
         destination: Only its copies.
         sample: See ``copies.read_back.verify_copy``.
         recalling: Whether copies in an archive are asked for and waited for; else they are left out, and that is
@@ -100,11 +100,11 @@ def verify_copies(
         progress: Told of every copy.
         cancel: Seen at every chunk.
     """
-    vault = offsite(opened)
-    for name in [destination] if destination is not None else [d.name for d in opened.site.destinations]:
-        _require_ours_if_there(opened, name)
+    vault = offsite(site)
+    for name in [destination] if destination is not None else [d.name for d in site.file.destinations]:
+        _require_ours_if_there(site, name)
     here = []
-    for copy in copies_to_verify(opened, destination):
+    for copy in copies_to_verify(site, destination):
         away = [s.barcode for s in stops(copy) if s.barcode in vault.get(copy.destination, ())]
         if away:
             yield Checked(copy, note=f"{away[0]} is offsite")
@@ -112,17 +112,17 @@ def verify_copies(
             here.append(copy)
 
     def check(copy: CopyRecord) -> Checked:
-        return check_one(opened, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
+        return check_one(site, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
 
-    yield from in_passes(opened, here, lambda copy: copy, check, cancel)
+    yield from in_passes(site, here, lambda copy: copy, check, cancel)
 
 
-def _require_ours_if_there(opened: OpenSite, name: str) -> None:
+def _require_ours_if_there(site: OpenSite, name: str) -> None:
     """Raises:
     OtherSite: it is another site's. Of a destination that cannot be looked at each copy says so.
     """
     try:
-        require_ours(opened, name)
+        require_ours(site, name)
     except OtherSite:
         raise
     except (DestinationError, ConfigError) as error:
@@ -130,7 +130,7 @@ def _require_ours_if_there(opened: OpenSite, name: str) -> None:
 
 
 def check_one(
-    opened: OpenSite,
+    site: OpenSite,
     copy: CopyRecord,
     *,
     sample: float,
@@ -141,10 +141,8 @@ def check_one(
     """One copy's result as a value; only a stop is raised."""
     try:
         if recalling:
-            recall(opened, copy, progress=progress, cancel=cancel)
-        checked = verify_copy(
-            opened, copy, sample=sample, must_record=False, progress=progress, cancel=cancel
-        )
+            recall(site, copy, progress=progress, cancel=cancel)
+        checked = verify_copy(site, copy, sample=sample, must_record=False, progress=progress, cancel=cancel)
         if checked.state in ("damaged", "suspect"):
             known = f"it was found {checked.state} before, and a sample cannot clear it: {checked.note}"
             return Checked(checked, known, IntegrityError.exit_code)
@@ -153,47 +151,45 @@ def check_one(
         return Checked(copy, note=f"not read back: {error}; --recall asks for it")
     except (IntegrityError, DestinationError, BusyError, CatalogError) as error:
         # A catalog without this image's index says nothing of the next one.
-        opened.catalog.refresh()
-        newest = next(
-            (c for c in opened.catalog.copies(copy.image) if c.destination == copy.destination), copy
-        )
+        site.catalog.refresh()
+        newest = next((c for c in site.catalog.copies(copy.image) if c.destination == copy.destination), copy)
         # What has expired meanwhile is gone, and nobody misses it.
         found_damaged = isinstance(error, MediumDamaged) and newest.state not in OUTLIVED
         return Checked(newest, str(error), IntegrityError.exit_code if found_damaged else error.exit_code)
 
 
-def missing_copies(opened: OpenSite, destination: str) -> list[ImageRecord]:
+def missing_copies(site: OpenSite, destination: str) -> list[ImageRecord]:
     """Images whose policy wants a copy at the destination that is not there, or not to be trusted; one that
     expired there is not missed. One that can be read nowhere is among them while its damaged copy is on record:
     who asks for what is missing must hear of it."""
-    opened.site.destination(destination)
-    opened.catalog.refresh()
-    wanted = {group.name for group in opened.site.groups if destination in group.copies}
+    site.file.destination(destination)
+    site.catalog.refresh()
+    wanted = {group.name for group in site.file.groups if destination in group.copies}
     missing = []
-    for image in reversed(opened.catalog.images()):
-        if opened.catalog.forgotten(image.image):
+    for image in reversed(site.catalog.images()):
+        if site.catalog.forgotten(image.image):
             continue
-        if image.group not in wanted and destination not in policy_of(opened, image).destinations:
+        if image.group not in wanted and destination not in policy_of(site, image).destinations:
             continue
-        states = {c.state for c in opened.catalog.copies(image.image) if c.destination == destination}
-        if not states and image.state != "whole" and not opened.catalog.accepted(image):
+        states = {c.state for c in site.catalog.copies(image.image) if c.destination == destination}
+        if not states and image.state != "whole" and not site.catalog.accepted(image):
             continue  # it owes no copy
         if states.isdisjoint({*OUTLIVED, "whole", "verified"}) and (
-            "damaged" in states or _readable_elsewhere(opened, image) or is_lost(opened, image)
+            "damaged" in states or _readable_elsewhere(site, image) or is_lost(site, image)
         ):
             missing.append(image)
     return missing
 
 
-def _readable_elsewhere(opened: OpenSite, image: ImageRecord) -> bool:
+def _readable_elsewhere(site: OpenSite, image: ImageRecord) -> bool:
     try:
-        return bool(sources_of(opened, image))
+        return bool(sources_of(site, image))
     except CopyMissing:
         return False
 
 
 def remake_copy(
-    opened: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
+    site: OpenSite, image: ImageRecord, destination: str, *, progress: Progress, cancel: Cancel
 ) -> CopyRecord:
     """Makes a verified copy at a destination, from staging or from the nearest other copy.
 
@@ -208,25 +204,25 @@ def remake_copy(
         ConfigError: the destination is not in the site file.
         NotOwner: the disk that it lies on, or would lie on in between, is on another node.
     """
-    opened.site.destination(destination)
+    site.file.destination(destination)
     damage: StagedDamage | None = None
-    if is_staged(opened, image):
-        back_group = back_group_of(opened, image)
-        with opened.leases(back_group).read(f"copy of {image.image} to {destination}"):
+    if is_staged(site, image):
+        back_group = back_group_of(site, image)
+        with site.leases(back_group).read(f"copy of {image.image} to {destination}"):
             try:
-                return stream_image(opened, image, destination, progress=progress, cancel=cancel)
+                return stream_image(site, image, destination, progress=progress, cancel=cancel)
             except StagedDamage as error:
                 damage = error
-        if not _readable_elsewhere(opened, image):
+        if not _readable_elsewhere(site, image):
             raise damage
         progress.say(f"{damage}: making it again from another copy")
-    there = earlier_copy(opened, image, destination, progress=progress, cancel=cancel)
+    there = earlier_copy(site, image, destination, progress=progress, cancel=cancel)
     if there is not None:
         return there
-    require_disk(opened, back_group_of(opened, image), f"a copy of {image.image} by way of staging")
-    if damage is None and not opened.catalog.freed(image.image) and disk_is_here(opened, image):
-        note_loss(opened, image, "it is no longer on staging")
-    if is_lost(opened, image):
+    require_disk(site, back_group_of(site, image), f"a copy of {image.image} by way of staging")
+    if damage is None and not site.catalog.freed(image.image) and disk_is_here(site, image):
+        note_loss(site, image, "it is no longer on staging")
+    if is_lost(site, image):
         raise IntegrityError(
             f"image {image.image} is lost: damaged or gone on staging, and no copy can be read",
             hint=f"`nightferry forget {image.image} --reason TEXT` gives it up",
@@ -234,41 +230,41 @@ def remake_copy(
         )
     last: NightferryError | None = None
     # A tape's trailer cannot be written again in its place: what it describes is read, proved, and written behind all.
-    turns = Turns(opened, [p for p in sources_of(opened, image) if p.source != destination or p.doubtful])
+    turns = Turns(site, [p for p in sources_of(site, image) if p.source != destination or p.doubtful])
     for place in turns:
         with (
-            working_on(opened, back_group=back_group_of(opened, image), cancel=cancel) as narrower,
-            scratch_file(opened, image) as scratch,
+            working_on(site, back_group=back_group_of(site, image), cancel=cancel) as narrower,
+            scratch_file(site, image) as scratch,
         ):
             try:
                 turns.ready(place, progress=progress, cancel=narrower)
-                _fetch(opened, image, place, scratch, narrower)
+                _fetch(site, image, place, scratch, narrower)
             except (IntegrityError, DestinationError, BusyError) as error:
                 if isinstance(error, NeedsRecall) and turns.postpone(place, error, progress):
                     continue
                 last = error
                 progress.say(f"cannot read {image.image} from {place.source}: {error}")
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
-                    mark_damaged(opened, place.copy, error)
+                    mark_damaged(site, place.copy, error)
                 continue
             outgoing = StagedOutgoing(
                 image,
                 scratch,
-                chunks=proven_chunks(opened, image),
-                order=opened.catalog.order_of(image.image),
+                chunks=proven_chunks(site, image),
+                order=site.catalog.order_of(image.image),
                 cancel=narrower,
             )
-            return make_copy(opened, outgoing, destination, progress=progress, cancel=narrower)
+            return make_copy(site, outgoing, destination, progress=progress, cancel=narrower)
     if last is not None:
         raise last
     raise CopyMissing(f"image {image.image} can only be read at {destination}", subject=image.image)
 
 
-def _fetch(opened: OpenSite, image: ImageRecord, place: Choice, scratch: Path, cancel: Cancel) -> None:
+def _fetch(site: OpenSite, image: ImageRecord, place: Choice, scratch: Path, cancel: Cancel) -> None:
     """Brings an image from a copy to a scratch file, every chunk proved."""
-    if free_room(opened, back_group_of(opened, image)) < image.size_bytes:
+    if free_room(site, back_group_of(site, image)) < image.size_bytes:
         raise _no_room(image, scratch)
-    with open_image_from(opened, image, place) as reader:
+    with open_image_from(site, image, place) as reader:
         pieces = reader.stream(0, image.size_bytes)
         try:
             with scratch.open("wb") as out:

@@ -57,83 +57,83 @@ def check(loaded: LoadedSite) -> list[Finding]:
             for what in undelivered
         ]
     try:
-        opened = OpenSite(loaded)
+        site = OpenSite(loaded)
     except OtherSite as error:
         return [Finding("NF-CAT-004", "fail", error.message, error.hint)]
     except NightferryError as error:
         return [Finding("NF-CAT-001", "fail", str(error), error.hint)]
-    with opened:
+    with site:
         return [
-            *_stores(opened),
-            *_disks(opened),
-            *_selections(opened),
-            *_staging(opened),
-            *_elsewhere(opened),
-            *_catalog(opened),
-            *clock(opened),
-            *_owed(opened),
-            *_cluster(opened),
-            *hooks(opened),
-            *_destinations(opened),
-            *_retention(opened),
-            *_restore_roots(opened),
+            *_stores(site),
+            *_disks(site),
+            *_selections(site),
+            *_staging(site),
+            *_elsewhere(site),
+            *_catalog(site),
+            *clock(site),
+            *_owed(site),
+            *_cluster(site),
+            *hooks(site),
+            *_destinations(site),
+            *_retention(site),
+            *_restore_roots(site),
             *packages(),
-            *prefect_api(opened.site.site.single_user),
+            *prefect_api(site.file.site.single_user),
         ]
 
 
-def _owed(opened: OpenSite) -> Iterator[Finding]:
+def _owed(site: OpenSite) -> Iterator[Finding]:
     """What is owed and no night delivers, and what is lost."""
-    opened.catalog.refresh()
-    for line in describe_undeliverable(undeliverable(opened)):
+    site.catalog.refresh()
+    for line in describe_undeliverable(undeliverable(site)):
         yield Finding("NF-OWED-001", "warn", line, FORGET_HINT)
-    for image in lost(opened):
+    for image in lost(site):
         text = f"image {image.image} is lost: damaged or gone on staging, and no copy can be read"
         yield Finding(
             "NF-OWED-002", "fail", text, f"`nightferry forget {image.image} --reason TEXT` gives it up"
         )
 
 
-def missing_stores(opened: OpenSite, names: list[str]) -> list[str]:
+def missing_stores(site: OpenSite, names: list[str]) -> list[str]:
     """Those of the stores (``GROUP/STORE``) whose path is not there on this node."""
     missing = []
     for name in names:
-        store = opened.site.store(name).store
+        store = site.file.store(name).store
         if isinstance(store, FilesStore | SqliteStore) and not os.path.lexists(store.path):
             missing.append(f"{name} ({store.path})")
     return missing
 
 
-def serves(opened: OpenSite, back_group: str) -> bool:
+def serves(site: OpenSite, back_group: str) -> bool:
     """Whether the stores that are staged on a BACK group are to be seen on this node."""
-    if opened.here is None:
+    if site.local_node is None:
         return True
     try:
-        return active_node(opened, back_group) == opened.here
+        return active_node(site, back_group) == site.local_node
     except ClusterError:
         return False  # the cluster's own check says why
 
 
-def _elsewhere(opened: OpenSite) -> Iterator[Finding]:
+def _elsewhere(site: OpenSite) -> Iterator[Finding]:
     """What another node must look at."""
-    for back_group in opened.site.back_groups:
+    for back_group in site.file.back_groups:
         unseen = []
-        if not serves(opened, back_group.name):
+        if not serves(site, back_group.name):
             unseen.append("its stores")
-        if not has_disk(opened, back_group.name):
+        if not has_disk(site, back_group.name):
             unseen.append(f"its disk {back_group.path}")
         if unseen:
             yield Finding(
                 "NF-NODE-007",
                 "note",
-                f"{back_group.name}: {' and '.join(unseen)} are not on {opened.here}, and were not checked",
+                f"{back_group.name}: {' and '.join(unseen)} are not on {site.local_node}, and were not checked",
                 "`nightferry check --everywhere` checks every node",
             )
 
 
-def _stores(opened: OpenSite) -> Iterator[Finding]:
-    here = {b.name for b in opened.site.back_groups if serves(opened, b.name)}
-    for ref in opened.site.stores:
+def _stores(site: OpenSite) -> Iterator[Finding]:
+    here = {b.name for b in site.file.back_groups if serves(site, b.name)}
+    for ref in site.file.stores:
         store = ref.store
         if not isinstance(store, FilesStore | SqliteStore) or ref.group.back_group not in here:
             continue
@@ -153,16 +153,16 @@ def _stores(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def _disks(opened: OpenSite) -> Iterator[Finding]:
+def _disks(site: OpenSite) -> Iterator[Finding]:
     """Stores that do not lie where their last whole image was read from."""
-    here = {b.name for b in opened.site.back_groups if serves(opened, b.name)}
-    for ref in opened.site.stores:
+    here = {b.name for b in site.file.back_groups if serves(site, b.name)}
+    for ref in site.file.stores:
         if not ref.path or ref.group.back_group not in here or not os.path.lexists(ref.path):
             continue
-        moved = new_line(opened, ref)
+        moved = new_line(site, ref)
         if moved:
             yield Finding("NF-STORE-004", "note", f"store {ref.name}: {moved}")
-        before = last_whole(opened, ref)
+        before = last_whole(site, ref)
         now = origin_now(ref)
         if before is None or before.origin is None or now is None:
             continue
@@ -175,9 +175,9 @@ def _disks(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def _selections(opened: OpenSite) -> Iterator[Finding]:
-    for group in opened.site.groups:
-        fixed = opened.catalog.selection(group.name)
+def _selections(site: OpenSite) -> Iterator[Finding]:
+    for group in site.file.groups:
+        fixed = site.catalog.selection(group.name)
         if fixed is None:
             continue
         changed = diff(fixed.stores, tuple(s.name for s in group.stores))
@@ -200,10 +200,10 @@ def _selections(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def _staging(opened: OpenSite) -> Iterator[Finding]:
-    for back_group in opened.site.back_groups:
+def _staging(site: OpenSite) -> Iterator[Finding]:
+    for back_group in site.file.back_groups:
         path = Path(back_group.path)
-        if not has_disk(opened, back_group.name):
+        if not has_disk(site, back_group.name):
             continue
         if not path.is_dir():
             yield Finding(
@@ -221,17 +221,17 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
                 "make the folder writable for the user that runs the backup",
             )
             continue
-        if opened.site.staging.unbuffered and not _takes_unbuffered(opened, back_group.name, path):
+        if site.file.staging.unbuffered and not _takes_unbuffered(site, back_group.name, path):
             yield Finding(
                 "NF-STAGE-003",
                 "warn",
                 f"{back_group.name}: the file system of {path} refuses unbuffered writing",
                 "stage one uses the page cache; put staging on ext4 or xfs",
             )
-        yield from _room(opened, back_group.name)
+        yield from _room(site, back_group.name)
         sharing = [
             ref.name
-            for ref in opened.site.stores
+            for ref in site.file.stores
             if ref.group.back_group == back_group.name and _same_disk(ref.store, path)
         ]
         if sharing:
@@ -243,15 +243,15 @@ def _staging(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def _room(opened: OpenSite, back_group: str) -> Iterator[Finding]:
-    free = free_room(opened, back_group)
+def _room(site: OpenSite, back_group: str) -> Iterator[Finding]:
+    free = free_room(site, back_group)
     expected = 0
-    for group in opened.site.groups_of(back_group):
+    for group in site.file.groups_of(back_group):
         for store in group.stores:
-            last = opened.catalog.images(group.name, store.name)
+            last = site.catalog.images(group.name, store.name)
             expected += last[0].size_bytes if last else 0
     if expected > free:
-        free += sum(i.size_bytes for i in may_free(opened, back_group, needed_bytes=expected - free))
+        free += sum(i.size_bytes for i in may_free(site, back_group, needed_bytes=expected - free))
     if expected > free:
         yield Finding(
             "NF-STAGE-004",
@@ -262,8 +262,8 @@ def _room(opened: OpenSite, back_group: str) -> Iterator[Finding]:
         )
 
 
-def _takes_unbuffered(opened: OpenSite, back_group: str, folder: Path) -> bool:
-    with working_on(opened, back_group=back_group, cancel=opened.cancel):
+def _takes_unbuffered(site: OpenSite, back_group: str, folder: Path) -> bool:
+    with working_on(site, back_group=back_group, cancel=site.cancel):
         try:
             # A file without a name: a check that is killed leaves nothing.
             os.close(os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_DIRECT | os.O_CLOEXEC, 0o600))
@@ -290,12 +290,12 @@ def _same_disk(store: Any, staging: Path) -> bool:
         return False
 
 
-def _catalog(opened: OpenSite) -> Iterator[Finding]:
-    path = opened.site.catalog_path
+def _catalog(site: OpenSite) -> Iterator[Finding]:
+    path = site.file.catalog_path
     if path is None:
         from nightferry.site.catalog_bucket import BucketStorage
 
-        storage = opened.catalog.storage
+        storage = site.catalog.storage
         try:
             if isinstance(storage, BucketStorage):
                 storage.require_claims()
@@ -310,9 +310,9 @@ def _catalog(opened: OpenSite) -> Iterator[Finding]:
         )
     else:
         yield from _room_of_catalog(path)
-    for back_group in opened.site.back_groups:
+    for back_group in site.file.back_groups:
         try:
-            require_own_catalog(opened, back_group.name)
+            require_own_catalog(site, back_group.name)
         except CatalogError as error:
             yield Finding("NF-CAT-006", "fail", error.message, error.hint)
         except ClusterError:
@@ -340,19 +340,19 @@ def _room_of_catalog(path: Path) -> Iterator[Finding]:
     )
 
 
-def _cluster(opened: OpenSite) -> Iterator[Finding]:
-    yield from opened.cluster.check()
-    for back_group in opened.site.back_groups:
-        if not opened.site.targets(back_group.name):
+def _cluster(site: OpenSite) -> Iterator[Finding]:
+    yield from site.cluster.check()
+    for back_group in site.file.back_groups:
+        if not site.file.targets(back_group.name):
             yield Finding(
                 "NF-CLUSTER-010",
                 "fail",
                 f"{back_group.name} has no passive node to move to",
                 "name a passive node in [cluster] or in the BACK group's targets",
             )
-    layout = Layout.of(opened.site.nodes)
+    layout = Layout.of(site.file.nodes)
     try:
-        placed = placement(opened, opened.cluster.view())
+        placed = placement(site, site.cluster.view())
     except ClusterError:
         return  # the cluster's own check said why
     for name, node in placed.items():
@@ -365,10 +365,10 @@ def _cluster(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def _unnamed_destinations(opened: OpenSite) -> Iterator[Finding]:
+def _unnamed_destinations(site: OpenSite) -> Iterator[Finding]:
     """Copies that no restore reads and no expiry removes any more."""
-    named = {destination.name for destination in opened.site.destinations}
-    there = Counter(copy.destination for copy in opened.catalog.all(CopyRecord) if copy.state in THERE)
+    named = {destination.name for destination in site.file.destinations}
+    there = Counter(copy.destination for copy in site.catalog.all(CopyRecord) if copy.state in THERE)
     for name in sorted(there.keys() - named):
         yield Finding(
             "NF-DEST-004",
@@ -379,19 +379,19 @@ def _unnamed_destinations(opened: OpenSite) -> Iterator[Finding]:
         )
 
 
-def _destinations(opened: OpenSite) -> Iterator[Finding]:
-    for settings in opened.site.destinations:
+def _destinations(site: OpenSite) -> Iterator[Finding]:
+    for settings in site.file.destinations:
         try:
-            found = destination_of(opened, settings.name).check()
+            found = destination_of(site, settings.name).check()
             yield from found
             if all(finding.severity != "fail" for finding in found):
-                require_ours(opened, settings.name)
+                require_ours(site, settings.name)
         except OtherSite as error:
             yield Finding("NF-DEST-003", "fail", error.message, error.hint)
         except NightferryError as error:
             yield Finding("NF-DEST-001", "fail", f"destination {settings.name}: {error}", error.hint)
-    yield from _unnamed_destinations(opened)
-    for group in opened.site.groups:
+    yield from _unnamed_destinations(site)
+    for group in site.file.groups:
         if not group.copies:
             yield Finding(
                 "NF-SITE-003",
@@ -401,9 +401,9 @@ def _destinations(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def _retention(opened: OpenSite) -> Iterator[Finding]:
-    for settings in opened.site.destinations:
-        retention = opened.site.retention_of(settings.name)
+def _retention(site: OpenSite) -> Iterator[Finding]:
+    for settings in site.file.destinations:
+        retention = site.file.retention_of(settings.name)
         if retention.keeps_everything:
             yield Finding(
                 "NF-RET-001",
@@ -421,8 +421,8 @@ def _retention(opened: OpenSite) -> Iterator[Finding]:
             )
 
 
-def _restore_roots(opened: OpenSite) -> Iterator[Finding]:
-    for root in opened.site.site.restore_roots:
+def _restore_roots(site: OpenSite) -> Iterator[Finding]:
+    for root in site.file.site.restore_roots:
         if not Path(root).is_dir():
             yield Finding(
                 "NF-RESTORE-001",
@@ -438,11 +438,11 @@ def findings_exit_code(findings: list[Finding]) -> int:
     return 2 if "fail" in severities else 3 if "warn" in severities else 0
 
 
-def clock(opened: OpenSite) -> Iterator[Finding]:
+def clock(site: OpenSite) -> Iterator[Finding]:
     """A clock behind our own records would begin last night's window again."""
-    found = future_runs(opened)
+    found = future_runs(site)
     if found:
-        yield Finding("NF-CLOCK-001", "fail", describe_clock(opened, found), ClockAhead.default_hint)
+        yield Finding("NF-CLOCK-001", "fail", describe_clock(site, found), ClockAhead.default_hint)
 
 
 def packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> Iterator[Finding]:
@@ -460,9 +460,9 @@ def packages(find: Callable[[str], ModuleSpec | None] = find_spec) -> Iterator[F
             )
 
 
-def hooks(opened: OpenSite) -> Iterator[Finding]:
+def hooks(site: OpenSite) -> Iterator[Finding]:
     """Hooks run with our rights: a program that others can write is theirs to command."""
-    for hook in opened.site.hooks:
+    for hook in site.file.hooks:
         program = Path(hook.command[0])
         try:
             status = program.stat()

@@ -86,8 +86,8 @@ def look_here(loaded: LoadedSite, clock: Clock = SYSTEM_CLOCK) -> Seen:
     """What this node sees now."""
     catalog = ""
     try:
-        with OpenSite(loaded, clock=clock) as opened:
-            runs = opened.catalog.runs()
+        with OpenSite(loaded, clock=clock) as site:
+            runs = site.catalog.runs()
             catalog = f"{runs[-1].run} of {runs[-1].started.isoformat()}" if runs else "new"
     except NightferryError as error:
         log.warning("the catalog cannot be read here: %s", error.message)

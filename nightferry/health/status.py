@@ -70,42 +70,42 @@ class StoreStatus:
         }
 
 
-def status(opened: OpenSite, *, max_age: timedelta = timedelta(hours=26)) -> list[StoreStatus]:
+def status(site: OpenSite, *, max_age: timedelta = timedelta(hours=26)) -> list[StoreStatus]:
     """Every store of the site file, in its order; then those that it names no more and that still owe copies."""
-    opened.catalog.refresh()
-    now = opened.clock.now()
+    site.catalog.refresh()
+    now = site.clock.now()
     found = []
-    for ref in opened.site.stores:
+    for ref in site.file.stores:
         group, store = ref.group, ref.store
-        of_store = _of_store(opened, group.name, store.name, group.copies, now - max_age)
-        of_store = _with_line(opened, _with_suspect(opened, of_store), ref)
-        found.append(_with_missing(opened, of_store, group, now))
-    found += _orphaned_stores(opened)
-    return _with_clock(opened, _with_owed(opened, found), now)
+        of_store = _of_store(site, group.name, store.name, group.copies, now - max_age)
+        of_store = _with_line(site, _with_suspect(site, of_store), ref)
+        found.append(_with_missing(site, of_store, group, now))
+    found += _orphaned_stores(site)
+    return _with_clock(site, _with_owed(site, found), now)
 
 
-def _orphaned_stores(opened: OpenSite) -> Iterator[StoreStatus]:
+def _orphaned_stores(site: OpenSite) -> Iterator[StoreStatus]:
     """Stores that the site file names no more and whose images still owe copies."""
-    named = {ref.name for ref in opened.site.stores}
-    lines = {opened.catalog.line_of(each.image) for each in owed(opened)}
+    named = {ref.name for ref in site.file.stores}
+    lines = {site.catalog.line_of(each.image) for each in owed(site)}
     for name in sorted(lines - named):
         group, store = split_store(name)
-        image = opened.catalog.image_as_of(group, store, None)
-        copies = tuple(opened.catalog.copies(image.image)) if image is not None else ()
-        staged = image is not None and seems_staged(opened, image)
+        image = site.catalog.image_as_of(group, store, None)
+        copies = tuple(site.catalog.copies(image.image)) if image is not None else ()
+        staged = image is not None and seems_staged(site, image)
         proved = max((c.verified for c in copies if c.verified and c.state == "verified"), default=None)
         reason = "not in the site file, but its images owe copies"
         yield StoreStatus(group, store, "amber", image, staged, copies, proved, reason)
 
 
-def _with_owed(opened: OpenSite, found: list[StoreStatus]) -> list[StoreStatus]:
+def _with_owed(site: OpenSite, found: list[StoreStatus]) -> list[StoreStatus]:
     """Says of each store which of its images is lost, and which owe copies that no night delivers."""
     gone: dict[str, list[ImageRecord]] = {}
     stuck: dict[str, list[Owed]] = {}
-    for image in lost(opened):
-        gone.setdefault(opened.catalog.line_of(image), []).append(image)
-    for each in undeliverable(opened):
-        stuck.setdefault(opened.catalog.line_of(each.image), []).append(each)
+    for image in lost(site):
+        gone.setdefault(site.catalog.line_of(image), []).append(image)
+    for each in undeliverable(site):
+        stuck.setdefault(site.catalog.line_of(each.image), []).append(each)
     rows = []
     for row in found:
         name = f"{row.group}/{row.store}"
@@ -119,15 +119,15 @@ def _with_owed(opened: OpenSite, found: list[StoreStatus]) -> list[StoreStatus]:
     return rows
 
 
-def _with_clock(opened: OpenSite, found: list[StoreStatus], now: datetime) -> list[StoreStatus]:
+def _with_clock(site: OpenSite, found: list[StoreStatus], now: datetime) -> list[StoreStatus]:
     """A stamp from the future makes every age a guess: red, until the clock is set or declared right and a night has
     run."""
-    ahead = future_runs(opened, now)
-    wrong = wrong_runs(opened)
+    ahead = future_runs(site, now)
+    wrong = wrong_runs(site)
     rows = []
     for row in found:
         if ahead:
-            row = _red(row, describe_clock(opened, ahead, now))
+            row = _red(row, describe_clock(site, ahead, now))
         elif row.image is not None and row.image.run in wrong and row.image.started > now:
             row = _red(
                 row, f"image {row.image.image} was stamped by a wrong clock, and there is no newer one"
@@ -140,18 +140,18 @@ def _red(found: StoreStatus, text: str) -> StoreStatus:
     return replace(found, colour="red", reason="; ".join(filter(None, (found.reason, text))))
 
 
-def _with_suspect(opened: OpenSite, found: StoreStatus) -> StoreStatus:
+def _with_suspect(site: OpenSite, found: StoreStatus) -> StoreStatus:
     good = found.image.image if found.image is not None else ""
-    newer = takewhile(lambda image: image.image != good, opened.catalog.images(found.group, found.store))
-    suspect = next((i for i in newer if i.state == "suspect" and not opened.catalog.accepted(i)), None)
+    newer = takewhile(lambda image: image.image != good, site.catalog.images(found.group, found.store))
+    suspect = next((i for i in newer if i.state == "suspect" and not site.catalog.accepted(i)), None)
     if suspect is None:
         return found
     return _amber(replace(found, suspect=suspect), f"image {suspect.image} is suspect: {suspect.suspect}")
 
 
-def _with_line(opened: OpenSite, found: StoreStatus, ref: StoreRef) -> StoreStatus:
+def _with_line(site: OpenSite, found: StoreStatus, ref: StoreRef) -> StoreStatus:
     """Says that the path is another one: before the next image is made, and while that is the newest one."""
-    text = new_line(opened, ref) or (new_line(opened, ref, found.image.image) if found.image else "")
+    text = new_line(site, ref) or (new_line(site, ref, found.image.image) if found.image else "")
     return replace(found, reason="; ".join(filter(None, (found.reason, text)))) if text else found
 
 
@@ -160,47 +160,43 @@ def _amber(found: StoreStatus, text: str) -> StoreStatus:
     return replace(found, colour=colour, reason="; ".join(filter(None, (found.reason, text))))
 
 
-def _with_missing(opened: OpenSite, found: StoreStatus, group: Group, now: datetime) -> StoreStatus:
-    missing = tuple(_missing(opened, group, found.store, now))
+def _with_missing(site: OpenSite, found: StoreStatus, group: Group, now: datetime) -> StoreStatus:
+    missing = tuple(_missing(site, group, found.store, now))
     if not missing:
         return found
-    latest = max(m.due for m in missing).astimezone(opened.site.tz)
+    latest = max(m.due for m in missing).astimezone(site.file.tz)
     where = ", ".join(dict.fromkeys(m.destination for m in missing))
     count = counted(len(missing), "copy", "copies")
     return _amber(replace(found, missing=missing), f"{count} missing at {where}, due {latest:%Y-%m-%d %H:%M}")
 
 
-def _missing(opened: OpenSite, group: Group, store: str, now: datetime) -> Iterator[Missing]:
+def _missing(site: OpenSite, group: Group, store: str, now: datetime) -> Iterator[Missing]:
     """Copies that are owed after their deadline, the oldest image's first. What staging has freed owes none."""
-    deadlines = {name: opened.site.destination(name) for name in group.copies}
+    deadlines = {name: site.file.destination(name) for name in group.copies}
     if all(destination.deadline is None for destination in deadlines.values()):
         return
-    start = night_start(g.start for g in opened.site.groups_of(group.back_group))
-    of_store = (
-        each for each in owed(opened) if opened.catalog.line_of(each.image) == f"{group.name}/{store}"
-    )
+    start = night_start(g.start for g in site.file.groups_of(group.back_group))
+    of_store = (each for each in owed(site) if site.catalog.line_of(each.image) == f"{group.name}/{store}")
     for each in of_store:
-        run = opened.catalog.latest(RunRecord, each.image.run)
+        run = site.catalog.latest(RunRecord, each.image.run)
         begun = run.window_start if run is not None else None
         if begun is None:
-            begun = window_start(parse_run(each.image.run).window, start, opened.site.tz)
+            begun = window_start(parse_run(each.image.run).window, start, site.file.tz)
         destination = deadlines.get(each.destination)
-        due = (
-            destination.deadline_after(begun.astimezone(opened.site.tz)) if destination is not None else None
-        )
+        due = destination.deadline_after(begun.astimezone(site.file.tz)) if destination is not None else None
         if due is not None and due <= now:
             yield Missing(each.image.image, each.destination, due)
 
 
 def _of_store(
-    opened: OpenSite, group: str, store: str, policy: tuple[str, ...], oldest: datetime
+    site: OpenSite, group: str, store: str, policy: tuple[str, ...], oldest: datetime
 ) -> StoreStatus:
-    image = opened.catalog.image_as_of(group, store, None)
+    image = site.catalog.image_as_of(group, store, None)
     if image is None:
         return StoreStatus(group, store, "red", None, False, (), None, "never backed up whole")
-    staged = seems_staged(opened, image)
-    copies = tuple(opened.catalog.copies(image.image))
-    reached = {d.name for d in opened.site.destinations}
+    staged = seems_staged(site, image)
+    copies = tuple(site.catalog.copies(image.image))
+    reached = {d.name for d in site.file.destinations}
     good = {c.destination for c in copies if c.state in ("whole", "verified")} & reached
     proved = max((c.verified for c in copies if c.verified and c.state == "verified"), default=None)
     lacking = [d for d in policy if not any(c.destination == d and c.state == "verified" for c in copies)]

@@ -61,7 +61,7 @@ def seal_digest(seal: SealRecord) -> str:
     return blake3(seal.model_copy(update={"digest": ""}).model_dump_json().encode()).hexdigest()
 
 
-def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
+def write_seal(site: OpenSite, run: RunRecord) -> SealRecord:
     """Ends stage one: lists every due store with its image, size and digest, or why it is missing.
 
     Returns the seal of before when nothing changed, so that an approval of it keeps its meaning.
@@ -69,20 +69,20 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
     Raises:
         NotOwner: the disk went to another node meanwhile.
     """
-    opened.catalog.refresh()
-    disk = opened.disk(run.back_group)
-    token = require_owner(opened, run)
-    failures = {(f.group, f.store): f for f in opened.catalog.failures(run.run)}
+    site.catalog.refresh()
+    disk = site.disk(run.back_group)
+    token = require_owner(site, run)
+    failures = {(f.group, f.store): f for f in site.catalog.failures(run.run)}
     lines = []
     for group, store in due_stores(run):
-        image = next(iter(opened.catalog.images(group, store, run=run.run)), None)
+        image = next(iter(site.catalog.images(group, store, run=run.run)), None)
         failure = failures.get((group, store))
-        if image is not None and is_kept(opened, image):
+        if image is not None and is_kept(site, image):
             lines.append(_line(image))
         else:
             reason = failure.error if failure else "not staged yet"
             lines.append(SealedStore(group=group, store=store, state="missing", reason=reason))
-    before = opened.catalog.seal(run.run)
+    before = site.catalog.seal(run.run)
     on_disk = disk.read_seal(run.run)
     seal = SealRecord(
         run=run.run,
@@ -91,7 +91,7 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
         number=max(s.number if s else 0 for s in (before, on_disk)) + 1,
         epoch=token.epoch,
         node=run.node,
-        at=opened.clock.now(),
+        at=site.clock.now(),
         stores=tuple(lines),
     )
     if (
@@ -102,7 +102,7 @@ def write_seal(opened: OpenSite, run: RunRecord) -> SealRecord:
         return before
     seal = seal.model_copy(update={"digest": seal_digest(seal)})
     disk.write_seal(seal)
-    opened.catalog.append(seal)
+    site.catalog.append(seal)
     return seal
 
 
@@ -128,29 +128,29 @@ def _line(image: ImageRecord) -> SealedStore:
     )
 
 
-def evaluate(opened: OpenSite, run: RunRecord) -> GateView:
+def evaluate(site: OpenSite, run: RunRecord) -> GateView:
     """What the gate says now. Changes nothing.
 
     Seal, approvals and owner token must stand on the disk *and* in the catalog; what only one of them knows
     does not count. On a node that does not have the disk this is what the catalog says; the gate itself opens only
     where the disk is.
     """
-    opened.catalog.refresh()
-    seal = opened.catalog.seal(run.run)
+    site.catalog.refresh()
+    seal = site.catalog.seal(run.run)
     try:
-        if has_disk(opened, run.back_group):
-            disk = opened.disk(run.back_group)
-            reason = _why_closed(opened, run, disk, seal)
+        if has_disk(site, run.back_group):
+            disk = site.disk(run.back_group)
+            reason = _why_closed(site, run, disk, seal)
             kept = disk.read_approvals(run.run)
         else:
-            reason = "stage one is not sealed" if seal is None else _unsealed(opened, run, seal)
-            kept = opened.catalog.approvals(run.run)
+            reason = "stage one is not sealed" if seal is None else _unsealed(site, run, seal)
+            kept = site.catalog.approvals(run.run)
     except ClusterError as error:
         reason, kept = error.message, []
     if seal is None or reason:
         return GateView(run.run, run.back_group, "closed", seal, (), (), reason)
     approvals = tuple(
-        a for a in opened.catalog.approvals(run.run) if a.seal_digest == seal.digest and a in kept
+        a for a in site.catalog.approvals(run.run) if a.seal_digest == seal.digest and a in kept
     )
     approved = {store for a in approvals for store in a.stores}
     missing = tuple(line for line in seal.missing if line.name not in approved)
@@ -158,7 +158,7 @@ def evaluate(opened: OpenSite, run: RunRecord) -> GateView:
     return GateView(run.run, run.back_group, state, seal, missing, approvals)
 
 
-def _why_closed(opened: OpenSite, run: RunRecord, disk: BackDisk, seal: SealRecord | None) -> str:
+def _why_closed(site: OpenSite, run: RunRecord, disk: BackDisk, seal: SealRecord | None) -> str:
     """Why no approval could open the gate; empty when stage one is complete.
 
     Raises:
@@ -169,24 +169,24 @@ def _why_closed(opened: OpenSite, run: RunRecord, disk: BackDisk, seal: SealReco
     on_disk = disk.read_seal(run.run)
     if on_disk is None or on_disk.digest != seal.digest or seal_digest(on_disk) != seal.digest:
         return "the seal on the disk differs from the catalog's"
-    token, known = disk.owner(), opened.catalog.owner(run.back_group)
+    token, known = disk.owner(), site.catalog.owner(run.back_group)
     # A newer token on the disk is one whose writer did not live to record it.
     if token is None or (known is not None and not _follows(token, known)):
         return "the owner token on the disk differs from the catalog's: this is another disk"
-    return _unsealed(opened, run, seal)
+    return _unsealed(site, run, seal)
 
 
-def _unsealed(opened: OpenSite, run: RunRecord, seal: SealRecord) -> str:
-    sealed = {line.name for line in seal.stores if not _is_outdated(opened, line)}
+def _unsealed(site: OpenSite, run: RunRecord, seal: SealRecord) -> str:
+    sealed = {line.name for line in seal.stores if not _is_outdated(site, line)}
     unsealed = {f"{group}/{store}" for group, store in due_stores(run)} - sealed
     return f"not sealed yet: {', '.join(sorted(unsealed))}" if unsealed else ""
 
 
-def _is_outdated(opened: OpenSite, line: SealedStore) -> bool:
+def _is_outdated(site: OpenSite, line: SealedStore) -> bool:
     """Whether the image was made again since it was sealed, and a crash came before the next seal."""
     if not line.image:
         return False
-    known = opened.catalog.latest(ImageRecord, line.image)
+    known = site.catalog.latest(ImageRecord, line.image)
     return known is None or (known.digest, known.state) != (line.digest, line.state)
 
 
@@ -194,32 +194,32 @@ def _follows(token: OwnerToken, known: OwnerRecord) -> bool:
     return token.epoch > known.epoch or (token.epoch, token.node) == (known.epoch, known.node)
 
 
-def newer_behind_gate(opened: OpenSite, run: RunRecord) -> GateView | None:
+def newer_behind_gate(site: OpenSite, run: RunRecord) -> GateView | None:
     """The gate of a newer run of the BACK group that has neither been let by nor ended; None when there is none.
 
     A disk that is handed over for an older run takes the newer one's images along, past its gate.
     """
-    for newer in takewhile(lambda other: other.run != run.run, opened.catalog.runs(run.back_group)):
+    for newer in takewhile(lambda other: other.run != run.run, site.catalog.runs(run.back_group)):
         if newer.state != "ended":
-            view = evaluate(opened, newer)
+            view = evaluate(site, newer)
             if view.state != "open":
                 return view
     return None
 
 
-def look_past(opened: OpenSite, run: RunRecord) -> GateView:
+def look_past(site: OpenSite, run: RunRecord) -> GateView:
     """As ``evaluate``, and closed while a newer run of the BACK group is behind its own gate."""
-    view = evaluate(opened, run)
-    newer = newer_behind_gate(opened, run)
+    view = evaluate(site, run)
+    newer = newer_behind_gate(site, run)
     return view if newer is None else replace(view, state="closed", missing=(), reason=_behind(newer))
 
 
-def require_newest(opened: OpenSite, run: RunRecord) -> None:
+def require_newest(site: OpenSite, run: RunRecord) -> None:
     """Raises:
     GateClosed: a newer run of the BACK group has neither been let by nor ended.
     """
-    opened.catalog.refresh()
-    newer = newer_behind_gate(opened, run)
+    site.catalog.refresh()
+    newer = newer_behind_gate(site, run)
     if newer is not None:
         raise GateClosed(
             f"the gate of {run.back_group} is held for run {run.run}: {_behind(newer)}",
@@ -232,19 +232,19 @@ def _behind(newer: GateView) -> str:
     return f"the newer run {newer.run} has not passed its gate, which is {newer.state}"
 
 
-def require_open(opened: OpenSite, run: RunRecord) -> GateView:
+def require_open(site: OpenSite, run: RunRecord) -> GateView:
     """Passes only an open gate, and none past a newer run's; a shut one marks the run ``held``.
 
     Raises:
         GateClosed: naming what is missing, or the newer run.
         NotOwner: the disk is on another node than this one.
     """
-    require_here(opened, opened.cluster.where(run.back_group), f"the gate of {run.back_group}")
-    require_newest(opened, run)
-    view = evaluate(opened, run)
+    require_here(site, site.cluster.where(run.back_group), f"the gate of {run.back_group}")
+    require_newest(site, run)
+    view = evaluate(site, run)
     if view.state == "open":
         return view
-    set_state(opened, run, state="held")
+    set_state(site, run, state="held")
     named = "; ".join(f"{m.name} is {m.state} ({m.reason})" for m in view.missing)
     raise GateClosed(
         f"the gate of {run.back_group} is held for run {run.run}: {named or view.reason}",
@@ -252,7 +252,7 @@ def require_open(opened: OpenSite, run: RunRecord) -> GateView:
     )
 
 
-def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str) -> ApprovalRecord:
+def approve(site: OpenSite, run: RunRecord, stores: Sequence[str], reason: str) -> ApprovalRecord:
     """Records an operator's word for the named stores of the run's newest seal.
 
     Raises:
@@ -263,10 +263,10 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
     """
     if not reason.strip():
         raise ConfigError("an approval needs a reason", hint="add --reason TEXT")
-    require_disk(opened, run.back_group, f"an approval for {run.back_group}")
-    require_newest(opened, run)
-    require_plausible_clock(opened, "no approval without a reason")
-    view = evaluate(opened, run)
+    require_disk(site, run.back_group, f"an approval for {run.back_group}")
+    require_newest(site, run)
+    require_plausible_clock(site, "no approval without a reason")
+    view = evaluate(site, run)
     if view.seal is None:
         raise ConfigError(
             f"run {run.run} has no seal to approve", hint="stage one must end first; see `nightferry runs`"
@@ -286,8 +286,8 @@ def approve(opened: OpenSite, run: RunRecord, stores: Sequence[str], reason: str
         stores=tuple(stores),
         reason=reason,
         who=operator(),
-        at=opened.clock.now(),
+        at=site.clock.now(),
     )
-    opened.disk(run.back_group).write_approval(record)
-    opened.catalog.append(record)
+    site.disk(run.back_group).write_approval(record)
+    site.catalog.append(record)
     return record

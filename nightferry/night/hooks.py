@@ -37,7 +37,7 @@ class HookedStage:
 
 @contextmanager
 def hooked(
-    opened: OpenSite,
+    site: OpenSite,
     stage: HookStage,
     back_group: str,
     *,
@@ -53,7 +53,7 @@ def hooked(
     cancelled; the block's own error is the one that is raised.
 
     Args:
-        opened: The site.
+        site: The site.
         stage: Around what.
         back_group: Whose stage.
         run: The run, told to the programs.
@@ -65,26 +65,26 @@ def hooked(
         GroupStopping: the cluster took a group of the night away from this node while a hook ran; it was ended.
         HookFailed: a hook did not end with 0 within its deadline; names it, and the file with what it wrote.
     """
-    hooks = [h for h in opened.site.hooks if h.stage == stage and h.is_for(back_group)]
+    hooks = [h for h in site.file.hooks if h.stage == stage and h.is_for(back_group)]
     told = {
-        "NIGHTFERRY_SITE_NAME": opened.site.name,
+        "NIGHTFERRY_SITE_NAME": site.file.name,
         "NIGHTFERRY_RUN": run,
         "NIGHTFERRY_STAGE": stage,
         "NIGHTFERRY_BACK_GROUP": back_group,
-        "NIGHTFERRY_GROUP": ",".join(group.name for group in opened.site.groups_of(back_group)),
+        "NIGHTFERRY_GROUP": ",".join(group.name for group in site.file.groups_of(back_group)),
         "NIGHTFERRY_NODE": node,
-        "NIGHTFERRY_PATH": str(opened.site.back_group(back_group).path),
+        "NIGHTFERRY_PATH": str(site.file.back_group(back_group).path),
     }
     state = HookedStage()
     try:
         for hook in _of(hooks, "before"):
-            _run(opened, hook, told | {"NIGHTFERRY_WHEN": "before"}, progress, cancel)
+            _run(site, hook, told | {"NIGHTFERRY_WHEN": "before"}, progress, cancel)
         yield state
     except BaseException:
-        for failed in _after(opened, hooks, told, "failed", progress):
+        for failed in _after(site, hooks, told, "failed", progress):
             log.error("%s", failed)
         raise
-    for failed in _after(opened, hooks, told, state.result, progress):
+    for failed in _after(site, hooks, told, state.result, progress):
         raise failed
 
 
@@ -93,7 +93,7 @@ def _of(hooks: list[Hook], when: HookWhen) -> list[Hook]:
 
 
 def _after(
-    opened: OpenSite, hooks: list[Hook], told: dict[str, str], result: str, progress: Progress
+    site: OpenSite, hooks: list[Hook], told: dict[str, str], result: str, progress: Progress
 ) -> list[NightferryError]:
     """Runs every ``after`` hook, whatever becomes of the others; returns those that failed."""
     failed: list[NightferryError] = []
@@ -101,7 +101,7 @@ def _after(
         try:
             # A stop was perhaps asked for already: what puts things back in order runs all the same.
             _run(
-                opened,
+                site,
                 hook,
                 told | {"NIGHTFERRY_WHEN": "after", "NIGHTFERRY_RESULT": result},
                 progress,
@@ -112,11 +112,11 @@ def _after(
     return failed
 
 
-def _run(opened: OpenSite, hook: Hook, told: dict[str, str], progress: Progress, cancel: Cancel) -> None:
+def _run(site: OpenSite, hook: Hook, told: dict[str, str], progress: Progress, cancel: Cancel) -> None:
     named = f"hook {hook.name} {hook.when} {hook.stage}"
     progress.say(f"{named}: runs", subject=told["NIGHTFERRY_BACK_GROUP"])
     # It may open files on any disk of the night's that is here: its session is known to the reader agents.
-    groups = resource_groups(opened, told["NIGHTFERRY_BACK_GROUP"])
+    groups = resource_groups(site, told["NIGHTFERRY_BACK_GROUP"])
     try:
         with registered_work(groups, cancel, if_here=True) as stop:
             ended = run_program(
@@ -133,11 +133,11 @@ def _run(opened: OpenSite, hook: Hook, told: dict[str, str], progress: Progress,
         raise HookFailed(f"{named} failed: {error.message}", subject=hook.name) from error
     if ended.code != 0:
         how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-        kept = _keep_output(opened, hook, told, how, ended)
+        kept = _keep_output(site, hook, told, how, ended)
         raise HookFailed(f"{named} failed with {how}; what it wrote: {kept}", subject=hook.name)
 
 
-def _keep_output(opened: OpenSite, hook: Hook, told: dict[str, str], how: str, ended: Finished) -> str:
+def _keep_output(site: OpenSite, hook: Hook, told: dict[str, str], how: str, ended: Finished) -> str:
     """Keeps what a failed hook wrote on this node, where only this user reads it.
 
     It may say anything, secrets too, and no pattern finds them all: so none of it goes to a terminal, a log or
@@ -148,7 +148,7 @@ def _keep_output(opened: OpenSite, hook: Hook, told: dict[str, str], how: str, e
         Where it lies; or why it could not be kept.
     """
     name = f"{hook.name}.{hook.when}-{hook.stage}.{told['NIGHTFERRY_BACK_GROUP']}.txt"
-    head = f"{opened.clock.now():%Y-%m-%d %H:%M:%S}Z  run {told['NIGHTFERRY_RUN']}  {how}\n"
+    head = f"{site.clock.now():%Y-%m-%d %H:%M:%S}Z  run {told['NIGHTFERRY_RUN']}  {how}\n"
     parts = [head.encode()]
     for title, output in (("stdout", ended.stdout), ("stderr", ended.stderr)):
         cut = (
@@ -158,8 +158,8 @@ def _keep_output(opened: OpenSite, hook: Hook, told: dict[str, str], how: str, e
         )
         parts += [f"--- {title}{cut}\n".encode(), output[-MOST_HOOK_OUTPUT_BYTES:]]
     try:
-        folder = make_private_folder(state_home() / f"{opened.site.name}-hooks")
-        write_private(folder / name, without(b"".join(parts), known_secrets(opened.site)))
+        folder = make_private_folder(state_home() / f"{site.file.name}-hooks")
+        write_private(folder / name, without(b"".join(parts), known_secrets(site.file)))
     except OSError as error:
         return f"not kept: {error.strerror}"
-    return f"{opened.here or opened.host}:{folder / name}"
+    return f"{site.local_node or site.host}:{folder / name}"

@@ -26,7 +26,7 @@ IDLE_WITHIN_S = 5.0
 """Whoever looks at a disk in passing has left it by then."""
 
 
-def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: Cancel) -> str:
+def to_active(site: OpenSite, run: RunRecord, *, progress: Progress, cancel: Cancel) -> str:
     """Brings the disk to the run's active node. Waits, and says for whom, while a reader still holds it.
 
     Raises:
@@ -35,25 +35,25 @@ def to_active(opened: OpenSite, run: RunRecord, *, progress: Progress, cancel: C
         MoveFailed: the disk did not arrive.
         Cancelled: while it waited.
     """
-    require_here(opened, run.node, f"stage one of {run.run}")
-    waits = opened.site.back_group(run.back_group).on_overrun != "skip"
-    node = _when_free(opened, run, run.node, waits=waits, progress=progress, cancel=cancel)
-    settle(opened, run.back_group, progress=progress)
-    if opened.here is not None:
+    require_here(site, run.node, f"stage one of {run.run}")
+    waits = site.file.back_group(run.back_group).on_overrun != "skip"
+    node = _when_free(site, run, run.node, waits=waits, progress=progress, cancel=cancel)
+    settle(site, run.back_group, progress=progress)
+    if site.local_node is not None:
         # Whoever began the run may not have seen the disk.
-        clear_orphans(opened, run.back_group, cancel=cancel)
+        clear_orphans(site, run.back_group, cancel=cancel)
     return node
 
 
 def to_passive(
-    opened: OpenSite, run: RunRecord, *, to: str | None = None, progress: Progress, cancel: Cancel
+    site: OpenSite, run: RunRecord, *, to: str | None = None, progress: Progress, cancel: Cancel
 ) -> str:
     """Hands the disk to a passive node once the gate is open; returns the node.
 
     Waits, and says for whom, while a restore reads from the disk.
 
     Args:
-        opened: The site.
+        site: The site.
         run: The sealed run.
         to: This node; else the first usable one of the BACK group's targets.
         progress: Is told of the move.
@@ -67,53 +67,53 @@ def to_passive(
         MoveFailed: the disk did not arrive; stage two must not read.
     """
     if to is not None:
-        require_target(opened, run.back_group, to)
-    require_open(opened, run)
-    target = target_of(opened, run.back_group, to)
-    return _when_free(opened, run, target, waits=True, progress=progress, cancel=cancel)
+        require_target(site, run.back_group, to)
+    require_open(site, run)
+    target = target_of(site, run.back_group, to)
+    return _when_free(site, run, target, waits=True, progress=progress, cancel=cancel)
 
 
 SERVICE_S = 900.0
 """How long a service may take until it is started somewhere for certain."""
 
 
-def wait_for_service(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> str:
+def wait_for_service(site: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> str:
     """The node that serves a BACK group's stores; a failover of them or of the disk on its way is waited for.
 
     Raises:
         ClusterError: it is not certain after ``SERVICE_S``.
         Cancelled: while it waited.
     """
-    ends = opened.clock.monotonic() + SERVICE_S
+    ends = site.clock.monotonic() + SERVICE_S
     said = False
     while True:
         try:
-            opened.cluster.where(back_group)
-            return active_node(opened, back_group)
+            site.cluster.where(back_group)
+            return active_node(site, back_group)
         except ClusterError as error:
-            if opened.clock.monotonic() >= ends:
+            if site.clock.monotonic() >= ends:
                 raise
             if not said:
                 said = True
                 progress.say(f"waiting for the service of {back_group}: {error.message}", subject=back_group)
         cancel.check()
-        opened.clock.sleep(1.0)
+        site.clock.sleep(1.0)
 
 
-def require_handed_over(opened: OpenSite, back_group: str) -> None:
+def require_handed_over(site: OpenSite, back_group: str) -> None:
     """Stage two reads only what went through the gate, and on the node that it went to.
 
     Raises:
         GateClosed: the disk is still with the node that staged last.
         NotOwner: the disk is on another node than this one.
     """
-    opened.catalog.refresh()
-    require_here(opened, opened.cluster.where(back_group), f"stage two of {back_group}")
-    newest = next(iter(opened.catalog.runs(back_group)), None)
-    token = opened.disk(back_group).owner()
+    site.catalog.refresh()
+    require_here(site, site.cluster.where(back_group), f"stage two of {back_group}")
+    newest = next(iter(site.catalog.runs(back_group)), None)
+    token = site.disk(back_group).owner()
     if newest is None or (token is not None and token.node != newest.node):
         return
-    if token is None or target_of(opened, back_group) != token.node:
+    if token is None or target_of(site, back_group) != token.node:
         raise GateClosed(
             f"the disk of {back_group} is still with {newest.node}: run {newest.run} has not passed its gate",
             hint=f"`nightferry backup --back-group {back_group} --stage two` passes the gate and moves the disk first",
@@ -121,7 +121,7 @@ def require_handed_over(opened: OpenSite, back_group: str) -> None:
         )
 
 
-def take_over(opened: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> None:
+def take_over(site: OpenSite, back_group: str, *, progress: Progress, cancel: Cancel) -> None:
     """Takes a disk that another node moved here through the gate: the first thing that work here does.
 
     A disk that is taken already, or that is not here, is left alone.
@@ -130,44 +130,44 @@ def take_over(opened: OpenSite, back_group: str, *, progress: Progress, cancel: 
         GateClosed: it came here, and not through the gate.
         MoveFailed: it is not the disk we know.
     """
-    if opened.here is None or not has_disk(opened, back_group):
+    if site.local_node is None or not has_disk(site, back_group):
         return
-    opened.catalog.refresh()
-    newest = next(iter(opened.catalog.runs(back_group)), None)
-    token = opened.disk(back_group).owner()
-    if newest is None or newest.node == opened.here or (token is not None and token.node == opened.here):
+    site.catalog.refresh()
+    newest = next(iter(site.catalog.runs(back_group)), None)
+    token = site.disk(back_group).owner()
+    if newest is None or newest.node == site.local_node or (token is not None and token.node == site.local_node):
         return
-    require_open(opened, newest)
-    _when_free(opened, newest, opened.here, waits=True, progress=progress, cancel=cancel)
+    require_open(site, newest)
+    _when_free(site, newest, site.local_node, waits=True, progress=progress, cancel=cancel)
 
 
-def settle(opened: OpenSite, back_group: str, *, progress: Progress) -> None:
+def settle(site: OpenSite, back_group: str, *, progress: Progress) -> None:
     """Takes back what the move here left in the cluster, once nothing depends on it any more.
 
     When that fails, or the group would leave its node for it, `check` and the next move deal with it.
     """
     try:
-        opened.cluster.release(back_group)
+        site.cluster.release(back_group)
     except ClusterError as error:
         progress.say(f"{back_group} stays pinned to its node: {error.message}", subject=back_group)
 
 
-def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
+def target_of(site: OpenSite, back_group: str, to: str | None = None) -> str:
     """The node a BACK group's disk would be handed to: ``to``, or the one that `plan.placement` gives it.
 
     Raises:
         ClusterError: no passive node is usable.
     """
-    view = opened.cluster.view()
+    view = site.cluster.view()
     if to is not None:
         targets = [to] if (node := view.node(to)) is not None and node.usable else []
     else:
         # Raises when nobody, or nobody for certain, owns the group.
-        opened.cluster.where(back_group)
-        chosen = placement(opened, view)[back_group]
+        site.cluster.where(back_group)
+        chosen = placement(site, view)[back_group]
         targets = [chosen] if chosen is not None else []
     if not targets:
-        asked = [to] if to else [node.name for node in opened.site.targets(back_group)]
+        asked = [to] if to else [node.name for node in site.file.targets(back_group)]
         raise ClusterError(
             f"no passive node can take {back_group}: {', '.join(asked) or 'none is configured'}",
             subject=back_group,
@@ -175,14 +175,14 @@ def target_of(opened: OpenSite, back_group: str, to: str | None = None) -> str:
     return targets[0]
 
 
-def require_target(opened: OpenSite, back_group: str, node: str) -> None:
+def require_target(site: OpenSite, back_group: str, node: str) -> None:
     """The gate lets a disk by to a passive node only, or to one that the BACK group's ``targets`` name.
 
     Raises:
         ConfigError: it is another one.
     """
-    names = {spec.name for spec in (*opened.site.passive_nodes, *opened.site.targets(back_group))}
-    if opened.site.node(node).name not in names:
+    names = {spec.name for spec in (*site.file.passive_nodes, *site.file.targets(back_group))}
+    if site.file.node(node).name not in names:
         raise ConfigError(
             f"{node} is not a target of {back_group}: the gate hands the disk to a passive node",
             hint=f"there are: {', '.join(sorted(names))}; for maintenance see --ungated",
@@ -191,50 +191,50 @@ def require_target(opened: OpenSite, back_group: str, node: str) -> None:
 
 
 def move_ungated(
-    opened: OpenSite, back_group: str, to: str, reason: str, *, progress: Progress, cancel: Cancel
+    site: OpenSite, back_group: str, to: str, reason: str, *, progress: Progress, cancel: Cancel
 ) -> str:
     """Maintenance: not through the gate, but still verified and never while somebody reads. Who and why go
     into the catalog before anything moves, and into the owner token where the disk is taken here. A blank disk in
     the place of the one we knew is taken into use."""
     log.warning("ungated move of %s to %s by %s: %s", back_group, to, operator(), reason)
     run = f"maintenance by {operator()}: {reason}"
-    known = opened.catalog.owner(back_group)
-    if known is not None and opened.here not in (None, to):
+    known = site.catalog.owner(back_group)
+    if known is not None and site.local_node not in (None, to):
         # The node that the disk goes to takes it later, for other work.
-        opened.catalog.append(known.model_copy(update={"run": run, "at": opened.clock.now()}))
-    with _hooked(opened, back_group, to, run, progress=progress, cancel=cancel):
-        node = _move(opened, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
-    settle(opened, back_group, progress=progress)
+        site.catalog.append(known.model_copy(update={"run": run, "at": site.clock.now()}))
+    with _hooked(site, back_group, to, run, progress=progress, cancel=cancel):
+        node = _move(site, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
+    settle(site, back_group, progress=progress)
     return node
 
 
 def _when_free(
-    opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
+    site: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
 ) -> str:
     """Moves the run's disk when nobody reads from it any more."""
-    with _hooked(opened, run.back_group, target, run.run, progress=progress, cancel=cancel):
-        return _retried(opened, run, target, waits=waits, progress=progress, cancel=cancel)
+    with _hooked(site, run.back_group, target, run.run, progress=progress, cancel=cancel):
+        return _retried(site, run, target, waits=waits, progress=progress, cancel=cancel)
 
 
 @contextmanager
 def _hooked(
-    opened: OpenSite, back_group: str, target: str, run: str, *, progress: Progress, cancel: Cancel
+    site: OpenSite, back_group: str, target: str, run: str, *, progress: Progress, cancel: Cancel
 ) -> Iterator[None]:
     """The site's hooks around a move, once however long it waits; none where the disk is there already."""
-    if opened.cluster.where(back_group) == target:
+    if site.cluster.where(back_group) == target:
         yield
         return
-    with hooked(opened, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
+    with hooked(site, "move", back_group, run=run, node=target, progress=progress, cancel=cancel):
         yield
 
 
 def _retried(
-    opened: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
+    site: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
 ) -> str:
     said = ""
     while True:
         try:
-            return _move(opened, run.back_group, target, run.run, progress=progress, cancel=cancel)
+            return _move(site, run.back_group, target, run.run, progress=progress, cancel=cancel)
         except BusyError as error:
             if not waits:
                 raise
@@ -242,11 +242,11 @@ def _retried(
                 progress.say(f"waiting: {error.message}")
                 said = error.message
         cancel.check()
-        opened.clock.sleep(1.0)
+        site.clock.sleep(1.0)
 
 
 def _move(
-    opened: OpenSite,
+    site: OpenSite,
     back_group: str,
     target: str,
     run: str,
@@ -259,53 +259,53 @@ def _move(
 
     Else the first process that works on the target takes it: by the same call, which then moves nothing.
     """
-    cluster = opened.cluster
+    cluster = site.cluster
     plan = cluster.plan(back_group, target)
     if plan.problems:
         raise MoveFailed(
             f"{back_group} cannot move to {target}: {'; '.join(plan.problems)}", subject=back_group
         )
-    sees = opened.here in (None, plan.source)
-    token = _known_token(opened, back_group, target, new_disk=new_disk) if sees else None
-    if plan.is_noop and token is not None and token.node == target and knows(opened, token):
+    sees = site.local_node in (None, plan.source)
+    token = _known_token(site, back_group, target, new_disk=new_disk) if sees else None
+    if plan.is_noop and token is not None and token.node == target and knows(site, token):
         # Nothing that an earlier move left may carry it away from here.
         cluster.move(plan, run=run, cancel=cancel)
-        _remember(opened, back_group, token)
+        _remember(site, back_group, token)
         return target
     cancel.check()
-    with opened.leases(back_group).exclusive():
+    with site.leases(back_group).exclusive():
         if not plan.is_noop:
-            _require_unused(opened, back_group, plan.source, cancel)
+            _require_unused(site, back_group, plan.source, cancel)
             progress.say(f"moving {back_group} from {plan.source} to {target}")
         cluster.move(plan, run=run, cancel=cancel)
         if cluster.where(back_group) != target:
             raise MoveFailed(f"{back_group} is not on {target} after the move", subject=back_group)
-        if opened.here not in (None, target):
+        if site.local_node not in (None, target):
             progress.say(f"{back_group} is on {target}, where its next work takes the disk")
             return target
-        token = _known_token(opened, back_group, target, new_disk=new_disk)
-        known = opened.catalog.owner(back_group)
+        token = _known_token(site, back_group, target, new_disk=new_disk)
+        known = site.catalog.owner(back_group)
         epoch, above = token.epoch if token else 0, known.epoch if known else 0
-        token = opened.disk(back_group).take(target, run, expected_epoch=epoch, above=above)
-    _remember(opened, back_group, token)
+        token = site.disk(back_group).take(target, run, expected_epoch=epoch, above=above)
+    _remember(site, back_group, token)
     progress.say(f"{back_group} is on {target} (epoch {token.epoch})")
     return target
 
 
-def _require_unused(opened: OpenSite, back_group: str, source: str, cancel: Cancel) -> None:
+def _require_unused(site: OpenSite, back_group: str, source: str, cancel: Cancel) -> None:
     """Nobody has anything open on the disk, else its stop would fail, and with fencing cost the node.
 
     Raises:
         MoveFailed: somebody has, and still has after some seconds.
     """
-    if opened.here != source:
+    if site.local_node != source:
         return  # where one machine plays every node nothing is unmounted; from elsewhere it cannot be seen
-    path = opened.disk(back_group).path
+    path = site.disk(back_group).path
     if path.stat().st_dev == Path("/").stat().st_dev:
         return  # a folder of the root file system is never unmounted
-    end = opened.clock.monotonic() + IDLE_WITHIN_S
+    end = site.clock.monotonic() + IDLE_WITHIN_S
     while users := users_of(path):
-        if opened.clock.monotonic() > end:
+        if site.clock.monotonic() > end:
             raise MoveFailed(
                 f"the disk of {back_group} is kept busy by {', '.join(users)}",
                 hint="stop them, or let them leave the disk, which cannot be unmounted; nothing was moved",
@@ -314,7 +314,7 @@ def _require_unused(opened: OpenSite, back_group: str, source: str, cancel: Canc
         cancel.wait(0.25)
 
 
-def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bool) -> OwnerToken | None:
+def _known_token(site: OpenSite, back_group: str, target: str, *, new_disk: bool) -> OwnerToken | None:
     """The token of the disk that is mounted here; None on a disk that nobody took yet.
 
     Raises:
@@ -322,9 +322,9 @@ def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bo
         CatalogError: the disk is another catalog's.
     """
     if not new_disk:
-        require_own_catalog(opened, back_group)
-    disk = opened.disk(back_group)
-    token, known = disk.owner(), opened.catalog.owner(back_group)
+        require_own_catalog(site, back_group)
+    disk = site.disk(back_group)
+    token, known = disk.owner(), site.catalog.owner(back_group)
     if token is None and known is not None and not new_disk:
         # Most likely the mount point without the disk: staging there would fill another one.
         raise MoveFailed(
@@ -343,15 +343,15 @@ def _known_token(opened: OpenSite, back_group: str, target: str, *, new_disk: bo
     return token
 
 
-def _remember(opened: OpenSite, back_group: str, token: OwnerToken) -> None:
-    known = opened.catalog.owner(back_group)
+def _remember(site: OpenSite, back_group: str, token: OwnerToken) -> None:
+    known = site.catalog.owner(back_group)
     if known is None or (known.epoch, known.node) != (token.epoch, token.node):
-        opened.catalog.append(
+        site.catalog.append(
             OwnerRecord(
                 back_group=back_group,
                 epoch=token.epoch,
                 node=token.node,
                 run=token.run,
-                at=opened.clock.now(),
+                at=site.clock.now(),
             )
         )

@@ -231,62 +231,60 @@ def image_json(
     }
 
 
-def night_result(opened: OpenSite, run: RunRecord, *, staged_only: bool = False) -> NightResult:
+def night_result(site: OpenSite, run: RunRecord, *, staged_only: bool = False) -> NightResult:
     """Everything the records say of a run, now."""
-    opened.catalog.refresh()
-    run = opened.catalog.run(run.run)
+    site.catalog.refresh()
+    run = site.catalog.run(run.run)
     due = set(due_stores(run))
-    images = tuple(i for i in reversed(opened.catalog.images(run=run.run)) if (i.group, i.store) in due)
-    copies = {i.image: tuple(opened.catalog.copies(i.image)) for i in images}
+    images = tuple(i for i in reversed(site.catalog.images(run=run.run)) if (i.group, i.store) in due)
+    copies = {i.image: tuple(site.catalog.copies(i.image)) for i in images}
     missing, before, reasons, gone = [], [], {}, []
-    disks = {back_group.name for back_group in opened.site.back_groups}
-    for each in owed(opened):
+    disks = {back_group.name for back_group in site.file.back_groups}
+    for each in owed(site):
         pair = (each.image.image, each.destination)
         if each.image in images:
             missing.append(pair)
-        elif (home := back_group_of(opened, each.image)) == run.back_group or home not in disks:
+        elif (home := back_group_of(site, each.image)) == run.back_group or home not in disks:
             before.append(pair)
         else:
             continue
         if each.undeliverable:
             reasons[pair] = Why(each.undeliverable)
-        if each.image.image not in gone and is_lost(opened, each.image):
+        if each.image.image not in gone and is_lost(site, each.image):
             gone.append(each.image.image)
-    sees = has_disk(opened, run.back_group)
-    owner = opened.disk(run.back_group).owner() if sees else opened.catalog.owner(run.back_group)
-    of_run = [i.image for i in lost_images(opened, run) if i in images] if sees else []
+    sees = has_disk(site, run.back_group)
+    owner = site.disk(run.back_group).owner() if sees else site.catalog.owner(run.back_group)
+    of_run = [i.image for i in lost_images(site, run) if i in images] if sees else []
     return NightResult(
         run=run,
         images=images,
         copies=copies,
-        failures=tuple(f for f in opened.catalog.failures(run.run) if (f.group, f.store) in due),
-        gate=look_past(opened, run),
+        failures=tuple(f for f in site.catalog.failures(run.run) if (f.group, f.store) in due),
+        gate=look_past(site, run),
         owner=owner.node if owner else "",
         missing_copies=tuple(missing),
         owed_before=tuple(before),
         # Of a disk on another node the catalog cannot say what it lost.
         lost=tuple(dict.fromkeys([*of_run, *gone])),
-        notes=_notes(opened, run, [*missing, *before]) | reasons,
-        accepted=frozenset(i.image for i in images if i.state != "whole" and opened.catalog.accepted(i)),
-        whole=frozenset(i.image for i in images if opened.catalog.is_whole(i)),
-        given_up=frozenset(i.image for i in images if _is_given_up(opened, i, copies[i.image])),
+        notes=_notes(site, run, [*missing, *before]) | reasons,
+        accepted=frozenset(i.image for i in images if i.state != "whole" and site.catalog.accepted(i)),
+        whole=frozenset(i.image for i in images if site.catalog.is_whole(i)),
+        given_up=frozenset(i.image for i in images if _is_given_up(site, i, copies[i.image])),
         staged_only=staged_only,
     )
 
 
-def _is_given_up(opened: OpenSite, image: ImageRecord, copies: tuple[CopyRecord, ...]) -> bool:
+def _is_given_up(site: OpenSite, image: ImageRecord, copies: tuple[CopyRecord, ...]) -> bool:
     done = {copy.destination for copy in copies if copy.state in (*OUTLIVED, "verified")}
-    return opened.catalog.forgotten(image.image) and not done.issuperset(
-        policy_of(opened, image).destinations
-    )
+    return site.catalog.forgotten(image.image) and not done.issuperset(policy_of(site, image).destinations)
 
 
-def _notes(opened: OpenSite, run: RunRecord, missing: list[tuple[str, str]]) -> dict[tuple[str, str], Why]:
+def _notes(site: OpenSite, run: RunRecord, missing: list[tuple[str, str]]) -> dict[tuple[str, str], Why]:
     wanted = set(missing)
-    away = {r.destination: r for r in opened.catalog.all(AwayRecord) if r.error and r.at >= run.started}
+    away = {r.destination: r for r in site.catalog.all(AwayRecord) if r.error and r.at >= run.started}
     notes = {pair: Why(away[pair[1]].error, away[pair[1]].hint) for pair in wanted if pair[1] in away}
     for image in {image for image, _ in missing}:
-        for copy in opened.catalog.copies(image):
+        for copy in site.catalog.copies(image):
             if copy.note and (copy.image, copy.destination) in wanted:
                 notes[copy.image, copy.destination] = Why(copy.note, copy.hint)
     return notes
@@ -375,11 +373,11 @@ def _what_to_do(result: NightResult) -> str:
             return "nothing; `nightferry status` says what can be restored."
 
 
-def throughput_png(opened: OpenSite, result: NightResult) -> bytes | None:
+def throughput_png(site: OpenSite, result: NightResult) -> bytes | None:
     """The night's throughput, one line per store, as a PNG; None when no samples were kept."""
     curves: list[tuple[str, list[float], list[float]]] = []
     for image in result.images:
-        samples = [json.loads(line) for line in opened.catalog.samples(image.image).splitlines()]
+        samples = [json.loads(line) for line in site.catalog.samples(image.image).splitlines()]
         if len(samples) > 1:
             began = (image.started - result.run.started).total_seconds()
             seconds = [began + s["at_s"] for s in samples]
@@ -457,22 +455,22 @@ def work_of(copies: Iterable[CopyRecord]) -> tuple[DriveWork, ...]:
     return tuple(found)
 
 
-def expectation(opened: OpenSite, images: Sequence[ImageRecord], destination: str) -> str:
+def expectation(site: OpenSite, images: Sequence[ImageRecord], destination: str) -> str:
     """When the drives of a tape library will be done with these images, in this order; empty for other kinds.
 
     By the median rate of what was written there last, else by the plan's figure for tape. Every image is read back
     at that rate too.
     """
-    settings = opened.site.destination(destination)
+    settings = site.file.destination(destination)
     if not images or not isinstance(settings, TapeSettings):
         return ""
     rates = [
         c.streamed.size_bytes / c.streamed.seconds
-        for c in opened.catalog.all(CopyRecord)[-_LAST:]
+        for c in site.catalog.all(CopyRecord)[-_LAST:]
         if c.destination == destination and c.streamed is not None and c.streamed.seconds > 0
     ]
     rate = statistics.median(rates) if rates else TAPE_SPEED.bytes_per_s
-    count = destination_of(opened, destination).lanes
+    count = destination_of(site, destination).lanes
     lanes = LaneSpeed(count, rate / 2)
     sizes = {image.image: image.size_bytes for image in images}
     forecast = predict_finish([image.image for image in images], sizes, lanes)

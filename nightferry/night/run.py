@@ -43,32 +43,32 @@ class Begun:
     finished: bool = False
 
 
-def window_now(opened: OpenSite, back_group: str, moment: datetime | None = None) -> str:
+def window_now(site: OpenSite, back_group: str, moment: datetime | None = None) -> str:
     """The window that is running (or ran last) on a BACK group: it begins with its first storage group.
 
     Args:
-        opened: The site.
+        site: The site.
         back_group: Whose window.
         moment: Now; a schedule hands in its own time when the node's clock is behind it.
 
     Raises:
         ConfigError: no storage group is staged on it.
     """
-    groups = opened.site.groups_of(back_group)
+    groups = site.file.groups_of(back_group)
     if not groups:
         raise ConfigError(f"no storage group is staged on {back_group}", subject=back_group)
-    return window_of(moment or opened.clock.now(), night_start(g.start for g in groups), opened.site.tz)
+    return window_of(moment or site.clock.now(), night_start(g.start for g in groups), site.file.tz)
 
 
-def window_begins(opened: OpenSite, back_group: str, moment: datetime | None = None) -> datetime:
+def window_begins(site: OpenSite, back_group: str, moment: datetime | None = None) -> datetime:
     """The instant, UTC, at which `window_now` began.
 
     Raises:
         ConfigError: no storage group is staged on it.
     """
-    window = window_now(opened, back_group, moment)
-    start = night_start(g.start for g in opened.site.groups_of(back_group))
-    return window_start(window, start, opened.site.tz)
+    window = window_now(site, back_group, moment)
+    start = night_start(g.start for g in site.file.groups_of(back_group))
+    return window_start(window, start, site.file.tz)
 
 
 class HeldLocks(dict[str, "RunLock | BorrowedLock"]):
@@ -77,7 +77,7 @@ class HeldLocks(dict[str, "RunLock | BorrowedLock"]):
 
 @contextmanager
 def run_lock(
-    opened: OpenSite,
+    site: OpenSite,
     back_group: str,
     *,
     moment: datetime | None = None,
@@ -99,16 +99,16 @@ def run_lock(
         BusyError: another process runs this window, or ``on_overrun = "skip"``, or the night that this is a part
             of has ended; or this one sent no heartbeat for so long that another took the BACK group over.
     """
-    held = opened.part(HeldLocks)
+    held = site.part(HeldLocks)
     if back_group in held:
         yield held[back_group]
         return
     if under is not None:
-        with _borrowed(opened, back_group, under, cancel) as borrowed:
+        with _borrowed(site, back_group, under, cancel) as borrowed:
             yield borrowed
         return
-    window = f"{window_begins(opened, back_group, moment):%Y%m%dT%H%M%SZ}"
-    lock = opened.catalog.run_lock(back_group)
+    window = f"{window_begins(site, back_group, moment):%Y%m%dT%H%M%SZ}"
+    lock = site.catalog.run_lock(back_group)
 
     def acquire() -> None:
         lock.acquire(
@@ -123,14 +123,14 @@ def run_lock(
         acquire()
     except BusyError:
         holder = lock.holder()
-        policy = opened.site.back_group(back_group).on_overrun
+        policy = site.file.back_group(back_group).on_overrun
         if holder is None or holder.window >= window or policy == "skip":
             raise
         if policy == "drain":
-            opened.catalog.request_drain(back_group, by=f"window {window}")
+            site.catalog.request_drain(back_group, by=f"window {window}")
             progress.say(f"asked run {holder.run} of {back_group} to drain", subject=back_group)
         progress.say(f"waiting for run {holder.run} of {back_group} to release the disk", subject=back_group)
-        _wait_for(acquire, lock, opened, cancel)
+        _wait_for(acquire, lock, site, cancel)
     held[back_group] = lock
     try:
         yield lock
@@ -142,13 +142,13 @@ def run_lock(
         lock.release()
 
 
-def lock_key(opened: OpenSite, back_group: str) -> str:
+def lock_key(site: OpenSite, back_group: str) -> str:
     """What a process on another node, sent there by the holder of the run lock, knows the lock by.
 
     Raises:
         BusyError: nobody holds it.
     """
-    holder = opened.catalog.run_lock(back_group).holder()
+    holder = site.catalog.run_lock(back_group).holder()
     if holder is None:
         raise _night_ended(back_group)
     return holder.key
@@ -166,36 +166,36 @@ class BorrowedLock:
 
 
 @contextmanager
-def _borrowed(opened: OpenSite, back_group: str, key: str, cancel: Cancel) -> Iterator[BorrowedLock]:
-    since = _since(opened, back_group, key)
+def _borrowed(site: OpenSite, back_group: str, key: str, cancel: Cancel) -> Iterator[BorrowedLock]:
+    since = _since(site, back_group, key)
     if since is None:
         raise _night_ended(back_group)
     ended = threading.Event()
 
     def watch() -> None:
         missed = 0
-        while not ended.wait(opened.recheck_s):
-            missed = 0 if _since(opened, back_group, key) is not None else missed + 1
+        while not ended.wait(site.recheck_s):
+            missed = 0 if _since(site, back_group, key) is not None else missed + 1
             # Once is not enough: while its holder writes its name into it, the lock is nobody's for a moment.
             if missed == _MISSED:
                 cancel.set(str(_night_ended(back_group)))
                 return
 
     watcher = threading.Thread(target=watch, name=f"night of {back_group}", daemon=True)
-    opened.part(HeldLocks)[back_group] = lock = BorrowedLock(key, since)
+    site.part(HeldLocks)[back_group] = lock = BorrowedLock(key, since)
     watcher.start()
     try:
         yield lock
     finally:
         ended.set()
         watcher.join()
-        del opened.part(HeldLocks)[back_group]
+        del site.part(HeldLocks)[back_group]
 
 
-def _since(opened: OpenSite, back_group: str, key: str) -> datetime | None:
+def _since(site: OpenSite, back_group: str, key: str) -> datetime | None:
     """Since when the lock is held by the process that the key names; None when it is not, or cannot be seen."""
     try:
-        holder = opened.catalog.run_lock(back_group).holder()
+        holder = site.catalog.run_lock(back_group).holder()
     except CatalogError as error:
         log.warning("cannot find out whether the night of %s still runs: %s", back_group, error.message)
         return None
@@ -210,20 +210,20 @@ def _night_ended(back_group: str) -> BusyError:
     )
 
 
-def _wait_for(acquire: Callable[[], None], lock: RunLock, opened: OpenSite, cancel: Cancel) -> None:
+def _wait_for(acquire: Callable[[], None], lock: RunLock, site: OpenSite, cancel: Cancel) -> None:
     while True:
         cancel.check()
         try:
             acquire()
         except BusyError:
-            opened.clock.sleep(1.0)
+            site.clock.sleep(1.0)
         else:
-            opened.catalog.clear_drain(lock.back_group)
+            site.catalog.clear_drain(lock.back_group)
             return
 
 
 def begin_run(
-    opened: OpenSite,
+    site: OpenSite,
     back_group: str,
     *,
     groups: Sequence[str] | None = None,
@@ -238,7 +238,7 @@ def begin_run(
     """Continues the window's unfinished run of a BACK group, or starts one. Call it under ``run_lock``.
 
     Args:
-        opened: The site.
+        site: The site.
         back_group: The unit of run, lock, seal, gate and move.
         groups: Only these storage groups, else all; a run that is continued is extended by what it lacks of
             them: a run begun for one storage group is never taken for the whole night.
@@ -258,39 +258,39 @@ def begin_run(
     """
     if level not in (None, 0):
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
-    opened.catalog.refresh()
-    require_own_catalog(opened, back_group)
-    opened.mark()
+    site.catalog.refresh()
+    require_own_catalog(site, back_group)
+    site.mark()
     # What was stamped wrongly is the newest on record: the true night that is newer than it begins now.
-    must_follow = bool(clock_is_right) and accept_clock(opened, clock_is_right) is not None
+    must_follow = bool(clock_is_right) and accept_clock(site, clock_is_right) is not None
     # By this node's own clock, not by ``moment``: what is stamped from here on is stamped by it.
-    require_plausible_clock(opened, "no night begins")
-    for image in settle_accepted(opened):
-        opened.warn(
+    require_plausible_clock(site, "no night begins")
+    for image in settle_accepted(site):
+        site.warn(
             f"{image} is given up: the catalog was rebuilt and accepted without it, and its disk no longer has it"
         )
-    clear_killed(opened, back_group)
-    forget_expired(opened)
-    if has_disk(opened, back_group):
-        clear_orphans(opened, back_group, cancel=opened.cancel)
-    wanted = _selection(opened, back_group, groups, stores)
+    clear_killed(site, back_group)
+    forget_expired(site)
+    if has_disk(site, back_group):
+        clear_orphans(site, back_group, cancel=site.cancel)
+    wanted = _selection(site, back_group, groups, stores)
     if run is not None:
-        found = opened.catalog.run(run)
+        found = site.catalog.run(run)
         if found.back_group != back_group:
             raise ConfigError(f"run {run} belongs to {found.back_group}, not to {back_group}", subject=run)
-        return Begun(_extend(opened, found, None, flow_run), f"continuing run {run}")
-    window = window_now(opened, back_group, moment)
-    begins = window_begins(opened, back_group, moment)
-    runs = opened.catalog.runs(back_group)
-    wrong = wrong_runs(opened)
+        return Begun(_extend(site, found, None, flow_run), f"continuing run {run}")
+    window = window_now(site, back_group, moment)
+    begins = window_begins(site, back_group, moment)
+    runs = site.catalog.runs(back_group)
+    wrong = wrong_runs(site)
     of_window = [r for r in runs if r.state == "ended" and r.run not in wrong and _is_of(r, window, begins)]
     if not new:
-        lacking = _without(wanted, _finished(opened, of_window))
+        lacking = _without(wanted, _finished(site, of_window))
         unfinished = next(
             (r for r in runs if r.state != "ended" and _may_continue(r, begins, r.run in wrong)), None
         )
         if unfinished is not None:
-            extended = _extend(opened, unfinished, lacking, flow_run)
+            extended = _extend(site, unfinished, lacking, flow_run)
             return Begun(extended, f"continuing run {unfinished.run} of this window")
         if of_window and not lacking and must_follow:
             lacking = wanted
@@ -300,9 +300,9 @@ def begin_run(
         wanted = lacking
     for old in runs:
         if old.state != "ended":
-            ended = {"state": "ended", "ended": opened.clock.now(), "result": "partial", "note": _GIVEN_UP}
-            opened.catalog.append(old.model_copy(update=ended))
-    name = next_run_name(window, back_group, {r.run for r in opened.catalog.runs(back_group)})
+            ended = {"state": "ended", "ended": site.clock.now(), "result": "partial", "note": _GIVEN_UP}
+            site.catalog.append(old.model_copy(update=ended))
+    name = next_run_name(window, back_group, {r.run for r in site.catalog.runs(back_group)})
     record = RunRecord(
         run=name,
         back_group=back_group,
@@ -310,12 +310,12 @@ def begin_run(
         state="staging",
         groups=tuple(wanted),
         selection=wanted,
-        node=active_node(opened, back_group),
-        started=opened.clock.now(),
+        node=active_node(site, back_group),
+        started=site.clock.now(),
         flow_run=flow_run,
         window_start=begins,
     )
-    opened.catalog.append(record)
+    site.catalog.append(record)
     return Begun(record, f"started run {name}")
 
 
@@ -347,15 +347,15 @@ def _may_continue(run: RunRecord, begins: datetime, wrong: bool) -> bool:
     return began <= begins + _DAY and not (wrong and let_by and began == begins)
 
 
-def _finished(opened: OpenSite, runs: Sequence[RunRecord]) -> set[tuple[str, str]]:
+def _finished(site: OpenSite, runs: Sequence[RunRecord]) -> set[tuple[str, str]]:
     """Storage group and store of what ended runs need not do again; of one that was given up, what is staged whole."""
     found: set[tuple[str, str]] = set()
     for run in runs:
         if run.note != _GIVEN_UP:
             found.update(due_stores(run))
             continue
-        images = opened.catalog.images(run=run.run)
-        found.update((i.group, i.store) for i in images if opened.catalog.is_whole(i) and is_kept(opened, i))
+        images = site.catalog.images(run=run.run)
+        found.update((i.group, i.store) for i in images if site.catalog.is_whole(i) and is_kept(site, i))
     return found
 
 
@@ -371,7 +371,7 @@ def _without(
 
 
 def _extend(
-    opened: OpenSite, run: RunRecord, wanted: dict[str, tuple[str, ...]] | None, flow_run: str
+    site: OpenSite, run: RunRecord, wanted: dict[str, tuple[str, ...]] | None, flow_run: str
 ) -> RunRecord:
     selection = dict(run.selection)
     for group, stores in (wanted or {}).items():
@@ -391,28 +391,28 @@ def _extend(
         note = "" if run.note == _GIVEN_UP else run.note
         changed = changed.model_copy(update={"state": "staging", "note": note})
     if changed != run:
-        opened.catalog.append(changed)
+        site.catalog.append(changed)
     return changed
 
 
 def _selection(
-    opened: OpenSite, back_group: str, groups: Sequence[str] | None, stores: Sequence[str] | None
+    site: OpenSite, back_group: str, groups: Sequence[str] | None, stores: Sequence[str] | None
 ) -> dict[str, tuple[str, ...]]:
     """Storage group → stores that are asked for, out of the fixed selections."""
-    due = [g.name for g in opened.site.groups_of(back_group)]
+    due = [g.name for g in site.file.groups_of(back_group)]
     for name in groups or ():
-        if opened.site.group(name).back_group != back_group:
+        if site.file.group(name).back_group != back_group:
             raise ConfigError(f"storage group {name} is not on {back_group}", subject=name)
     chosen = list(groups) if groups else due
     if stores and not groups:
         chosen = list(dict.fromkeys(s.split("/", 1)[0] for s in stores))
     selection = {}
     for name in chosen:
-        fixed = fixed_selection(opened, name).stores
+        fixed = fixed_selection(site, name).stores
         if stores:
             asked = [s.split("/", 1)[1] for s in stores if s.split("/", 1)[0] == name and "/" in s]
             for store in asked:
-                opened.site.store(f"{name}/{store}")
+                site.file.store(f"{name}/{store}")
                 if store not in fixed:
                     raise ConfigError(
                         f"store {name}/{store} is not in the fixed selection of {name}",
@@ -426,21 +426,21 @@ def _selection(
     return selection
 
 
-def fixed_selection(opened: OpenSite, group: str) -> SelectionRecord:
+def fixed_selection(site: OpenSite, group: str) -> SelectionRecord:
     """The storage group's fixed list; the first backup fixes it."""
-    known = opened.catalog.selection(group)
-    return known if known is not None else fix_selection(opened, group)
+    known = site.catalog.selection(group)
+    return known if known is not None else fix_selection(site, group)
 
 
-def fix_selection(opened: OpenSite, group: str) -> SelectionRecord:
+def fix_selection(site: OpenSite, group: str) -> SelectionRecord:
     """Fixes the list to what the site file names now."""
     record = SelectionRecord(
         group=group,
-        stores=tuple(s.name for s in opened.site.group(group).stores),
-        at=opened.clock.now(),
+        stores=tuple(s.name for s in site.file.group(group).stores),
+        at=site.clock.now(),
         who=operator(),
     )
-    opened.catalog.append(record)
+    site.catalog.append(record)
     return record
 
 
@@ -451,22 +451,22 @@ def due_stores(run: RunRecord) -> Iterator[tuple[str, str]]:
             yield group, store
 
 
-def set_state(opened: OpenSite, run: RunRecord, **changes: object) -> RunRecord:
+def set_state(site: OpenSite, run: RunRecord, **changes: object) -> RunRecord:
     """Records a new state of the run; returns the newer record."""
     changed = run.model_copy(update=changes)
     if changed != run:
-        opened.catalog.append(changed)
+        site.catalog.append(changed)
     return changed
 
 
-def end_run(opened: OpenSite, run: RunRecord, result: str) -> RunRecord:
+def end_run(site: OpenSite, run: RunRecord, result: str) -> RunRecord:
     """The run's last record. The night's events then become one segment that any Parquet tool reads."""
-    ended = set_state(opened, run, state="ended", result=result, ended=opened.clock.now())
-    opened.catalog.compact()
+    ended = set_state(site, run, state="ended", result=result, ended=site.clock.now())
+    site.catalog.compact()
     return ended
 
 
-def must_drain(opened: OpenSite, back_group: str) -> bool:
+def must_drain(site: OpenSite, back_group: str) -> bool:
     """Whether another process asked the run that this process holds to end at the next image boundary."""
-    lock = opened.part(HeldLocks).get(back_group)
-    return lock is not None and opened.catalog.drain_requested(back_group, lock.since) is not None
+    lock = site.part(HeldLocks).get(back_group)
+    return lock is not None and site.catalog.drain_requested(back_group, lock.since) is not None

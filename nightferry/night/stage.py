@@ -66,7 +66,7 @@ IMAGE_OVERHEAD_BYTES = 1 << 20
 
 
 def stage_store(
-    opened: OpenSite, run: RunRecord, group: str, store: str, *, progress: Progress, cancel: Cancel
+    site: OpenSite, run: RunRecord, group: str, store: str, *, progress: Progress, cancel: Cancel
 ) -> ImageRecord:
     """Brings one store of a run onto staging, unless it is there already; a partial or suspect image is tried again.
 
@@ -81,16 +81,16 @@ def stage_store(
         GroupStopping: the cluster takes the store's or the disk's group away; nothing whole was left.
         Cancelled: stopped between two buffers; nothing whole was left.
     """
-    definition = _defined(opened, group, store)
+    definition = _defined(site, group, store)
     with (
-        working_on(opened, group=group, back_group=run.back_group, cancel=cancel) as narrower,
-        watching_disk(opened, run.back_group, narrower, require_owner(opened, run)) as owned,
+        working_on(site, group=group, back_group=run.back_group, cancel=cancel) as narrower,
+        watching_disk(site, run.back_group, narrower, require_owner(site, run)) as owned,
     ):
-        return _stage(opened, run, definition, progress=progress, cancel=owned)
+        return _stage(site, run, definition, progress=progress, cancel=owned)
 
 
 def _stage(
-    opened: OpenSite,
+    site: OpenSite,
     run: RunRecord,
     definition: StoreRef,
     *,
@@ -99,27 +99,27 @@ def _stage(
 ) -> ImageRecord:
     group, store = definition.group.name, definition.store.name
     image = image_name(run.run, group, store, run.level)
-    known = opened.catalog.latest(ImageRecord, image)
-    again = known is not None and may_come_whole(opened, known)
-    if known is not None and not again and is_kept(opened, known):
+    known = site.catalog.latest(ImageRecord, image)
+    again = known is not None and may_come_whole(site, known)
+    if known is not None and not again and is_kept(site, known):
         progress.say(f"{group}/{store} is already staged", subject=f"{group}/{store}")
         return known
-    target = StagedFiles(Path(opened.site.back_group(run.back_group).path), image)
-    target.make_folder(0o700 if opened.site.staging.restricted else 0o750)
+    target = StagedFiles(Path(site.file.back_group(run.back_group).path), image)
+    target.make_folder(0o700 if site.file.staging.restricted else 0o750)
     if target.size_bytes() is not None and not again:
-        adopted = adopt_image(opened, target, progress, cancel)
+        adopted = adopt_image(site, target, progress, cancel)
         if adopted is not None:
             return adopted
-    record, summary = _write(opened, run, definition, target, progress=progress, cancel=cancel)
-    prove_chunks(target, summary.chunks, opened.site.staging.verify_share, cancel=cancel)
-    confirm(opened, run.back_group)
-    record_image(opened, record, summary.index, summary.chunks)
+    record, summary = _write(site, run, definition, target, progress=progress, cancel=cancel)
+    prove_chunks(target, summary.chunks, site.file.staging.verify_share, cancel=cancel)
+    confirm(site, run.back_group)
+    record_image(site, record, summary.index, summary.chunks)
     return record
 
 
-def _defined(opened: OpenSite, group: str, store: str) -> StoreRef:
+def _defined(site: OpenSite, group: str, store: str) -> StoreRef:
     try:
-        return opened.site.store(f"{group}/{store}")
+        return site.file.store(f"{group}/{store}")
     except ConfigError as error:
         raise ConfigError(
             f"store {group}/{store} is in the fixed selection but no longer in the site file",
@@ -128,14 +128,14 @@ def _defined(opened: OpenSite, group: str, store: str) -> StoreRef:
         ) from error
 
 
-def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
+def require_owner(site: OpenSite, run: RunRecord) -> OwnerToken:
     """The BACK disk's token, which names the run's node.
 
     Raises:
         NotOwner: it names another node, or this is another one.
     """
-    require_here(opened, run.node, f"stage one of {run.run}")
-    token = opened.disk(run.back_group).owner()
+    require_here(site, run.node, f"stage one of {run.run}")
+    token = site.disk(run.back_group).owner()
     if token is None or token.node != run.node:
         owner = token.node if token else "nobody"
         raise NotOwner(
@@ -146,7 +146,7 @@ def require_owner(opened: OpenSite, run: RunRecord) -> OwnerToken:
 
 
 def _write(
-    opened: OpenSite,
+    site: OpenSite,
     run: RunRecord,
     definition: StoreRef,
     target: StagedFiles,
@@ -158,24 +158,24 @@ def _write(
     is not ours any more: that one is left as it is, and its half-written image has no name."""
     _discard(target)
     try:
-        return _write_image(opened, run, definition, target, progress=progress, cancel=cancel)
+        return _write_image(site, run, definition, target, progress=progress, cancel=cancel)
     except BaseException as error:
         progress.end(definition.name, "cancelled" if isinstance(error, Cancelled) else "failed")
         # What fails on a disk that was lost failed because of that, and there is nothing of ours to clear.
-        confirm(opened, run.back_group)
+        confirm(site, run.back_group)
         _discard(target)
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise StagingFull(
-                f"no space left on {opened.site.back_group(run.back_group).path} for {definition.name}",
+                f"no space left on {site.file.back_group(run.back_group).path} for {definition.name}",
                 subject=definition.name,
             ) from error
         raise
 
 
-def _give_up(opened: OpenSite, run: RunRecord, sink: DirectWriter, target: StagedFiles) -> None:
+def _give_up(site: OpenSite, run: RunRecord, sink: DirectWriter, target: StagedFiles) -> None:
     """Takes a half-written image away; on a disk that is not ours any more nothing is changed."""
     try:
-        confirm(opened, run.back_group)
+        confirm(site, run.back_group)
     except NotOwner:
         sink.abandon()
         raise
@@ -191,7 +191,7 @@ def _discard(target: StagedFiles) -> None:
 
 
 def _write_image(
-    opened: OpenSite,
+    site: OpenSite,
     run: RunRecord,
     definition: StoreRef,
     target: StagedFiles,
@@ -201,15 +201,15 @@ def _write_image(
 ) -> tuple[ImageRecord, ImageSummary]:
     subject = definition.name
     group, store = definition
-    started = opened.clock.now()
+    started = site.clock.now()
     times = os.times()
-    source = open_source(store, scratch_folder(opened, run.back_group))
+    source = open_source(store, scratch_folder(site, run.back_group))
     try:
         estimate = source.estimate()
         origin = origin_now(definition)
         progress.begin(subject, "stage", estimate.bytes)
         with Meter() as meter:
-            sink = _reserve(opened, run, target, expected_bytes(estimate), meter, cancel, subject)
+            sink = _reserve(site, run, target, expected_bytes(estimate), meter, cancel, subject)
             try:
                 header = ImageHeader(
                     image=target.image,
@@ -223,20 +223,20 @@ def _write_image(
                     started=started,
                     nightferry=__version__,
                 )
-                scratch = scratch_folder(opened, run.back_group)
+                scratch = scratch_folder(site, run.back_group)
                 with closing(ImageWriter(sink, header, spill_directory=scratch)) as writer:
                     source.write(writer, progress=progress, cancel=cancel, subject=subject)
                     summary = writer.finish()
             except BaseException:
-                _give_up(opened, run, sink, target)
+                _give_up(site, run, sink, target)
                 raise
     finally:
         source.close()
-    ended = opened.clock.now()
+    ended = site.clock.now()
     used = os.times()
     seconds = max((ended - started).total_seconds(), 1e-6)
     state = state_of(summary.outcomes, definition.tolerate)
-    begins = new_line(opened, definition, header.image)
+    begins = new_line(site, definition, header.image)
     record = ImageRecord(
         image=header.image,
         run=run.run,
@@ -268,13 +268,13 @@ def _write_image(
         at_least=group.at_least,
     )
     if state == "whole":
-        record = _doubted(opened, definition, record)
+        record = _doubted(site, definition, record)
     for note in record.notes:
         progress.say(f"{subject}: {note}", subject=subject)
     if meter.is_degraded:
         progress.say(f"{subject} slowed down by more than 10 % over 20 minutes: degraded", subject=subject)
-    confirm(opened, run.back_group)
-    opened.catalog.keep_samples(record.image, to_json_lines(meter.samples))
+    confirm(site, run.back_group)
+    site.catalog.keep_samples(record.image, to_json_lines(meter.samples))
     target.replace(".chunks", summary.chunks)
     target.replace(".meta.json", record.model_dump_json(indent=1).encode() + b"\n")
     target.rename(".tar.partial", ".tar")
@@ -283,9 +283,9 @@ def _write_image(
     return record, summary
 
 
-def _doubted(opened: OpenSite, definition: StoreRef, record: ImageRecord) -> ImageRecord:
+def _doubted(site: OpenSite, definition: StoreRef, record: ImageRecord) -> ImageRecord:
     """The record of a whole image: as it is, or suspect and why."""
-    why = suspicion(opened, definition, record)
+    why = suspicion(site, definition, record)
     return record.model_copy(update={"state": "suspect", "suspect": why}) if why else record
 
 
@@ -301,7 +301,7 @@ def _described(definition: StoreRef) -> dict[str, str]:
 
 
 def _reserve(
-    opened: OpenSite,
+    site: OpenSite,
     run: RunRecord,
     target: StagedFiles,
     size_bytes: int,
@@ -310,27 +310,27 @@ def _reserve(
     subject: str,
 ) -> DirectWriter:
     """Looks at the free room and takes it in one step, so that two stores never count on the same room."""
-    with room_lock(opened, run.back_group):
-        room = free_room(opened, run.back_group)
+    with room_lock(site, run.back_group):
+        room = free_room(site, run.back_group)
         if size_bytes > room:
-            freed = free_staging(opened, run.back_group, needed_bytes=size_bytes - room)
+            freed = free_staging(site, run.back_group, needed_bytes=size_bytes - room)
             log.info("freed %d images to make space for %s", len(freed), subject)
-            room = free_room(opened, run.back_group)
+            room = free_room(site, run.back_group)
         if size_bytes > room:
-            disk = opened.site.back_group(run.back_group).path
+            disk = site.file.back_group(run.back_group).path
             raise StagingFull(
                 f"{subject} needs {format_size(size_bytes)} on {disk}, "
                 f"{format_size(max(room, 0))} may be used",
                 subject=subject,
             )
-        fd = target.create(".tar.partial", 0o600 if opened.site.staging.restricted else 0o640)
+        fd = target.create(".tar.partial", 0o600 if site.file.staging.restricted else 0o640)
         try:
             return DirectWriter(
                 f"{target.tar}.partial",
-                settings=_ring_settings(opened),
+                settings=_ring_settings(site),
                 expected_bytes=size_bytes,
                 meter=meter,
-                throttle=staging_throttle(opened),
+                throttle=staging_throttle(site),
                 cancel=cancel,
                 fd=fd,
             )
@@ -339,7 +339,7 @@ def _reserve(
 
 
 def record_failure(
-    opened: OpenSite, run: RunRecord, group: str, store: str, error: BaseException, attempts: int
+    site: OpenSite, run: RunRecord, group: str, store: str, error: BaseException, attempts: int
 ) -> FailureRecord:
     """Remembers why a store of this run is not staged, for the gate and the report."""
     known = isinstance(error, NightferryError)
@@ -351,15 +351,15 @@ def record_failure(
         hint=error.hint if isinstance(error, NightferryError) else "",
         exit_code=error.exit_code if isinstance(error, NightferryError) else 1,
         attempts=attempts,
-        at=opened.clock.now(),
+        at=site.clock.now(),
     )
-    opened.catalog.append(failure)
+    site.catalog.append(failure)
     return failure
 
 
-def _ring_settings(opened: OpenSite) -> RingSettings:
+def _ring_settings(site: OpenSite) -> RingSettings:
     """How one stream of stage one moves bytes; all streams together hold at most twice ``buffers``."""
-    staging = opened.site.staging
+    staging = site.file.staging
     share = max(2, min(staging.buffers, 2 * staging.buffers // staging.streams))
     return RingSettings(buffer_bytes=staging.buffer_bytes, buffers=share, unbuffered=staging.unbuffered)
 

@@ -213,40 +213,40 @@ def give_journals_back(journals: dict[str, Path], database: Path) -> None:
         sync_folder(next(iter(journals.values())).parent)
 
 
-def plan_in_place(opened: OpenSite, image: ImageRecord, *, copy: str | None = None) -> RestorePlan:
+def plan_in_place(site: OpenSite, image: ImageRecord, *, copy: str | None = None) -> RestorePlan:
     """The plan of an in-place restore: everything, beside the store.
 
     Raises:
         NotInThisRelease: the store's kind has no place on a file system.
         NotOwner: the store's service is on another node than this one.
     """
-    path = store_path_of(opened, image)
-    _require_service_here(opened, image)
-    return plan_restore(opened, image, [], path_beside(path, image.run), copy=copy)
+    path = store_path_of(site, image)
+    _require_service_here(site, image)
+    return plan_restore(site, image, [], path_beside(path, image.run), copy=copy)
 
 
-def _require_service_here(opened: OpenSite, image: ImageRecord) -> None:
+def _require_service_here(site: OpenSite, image: ImageRecord) -> None:
     """What lies at a store's path on another node than its service's is not the store.
 
     Raises:
         NotOwner: the service is on another node. One that is on none for certain may be restored where its disk is.
     """
     try:
-        node = active_node(opened, opened.site.group(image.group).back_group)
+        node = active_node(site, site.file.group(image.group).back_group)
     except ClusterError as error:
         log.warning("the cluster does not say where %s/%s is: %s", image.group, image.store, error.message)
         return
-    require_here(opened, node, f"restoring {image.group}/{image.store} in place")
+    require_here(site, node, f"restoring {image.group}/{image.store} in place")
 
 
-def store_path_of(opened: OpenSite, image: ImageRecord) -> Path:
+def store_path_of(site: OpenSite, image: ImageRecord) -> Path:
     """Where the image's store lies.
 
     Raises:
         NotInThisRelease: the store's kind has no place on a file system.
     """
     name = f"{image.group}/{image.store}"
-    store = opened.site.store(name).store
+    store = site.file.store(name).store
     if not isinstance(store, FilesStore | SqliteStore):
         raise NotInThisRelease(
             f"in-place restores of {store.kind} stores are not in this release", subject=name
@@ -255,7 +255,7 @@ def store_path_of(opened: OpenSite, image: ImageRecord) -> Path:
 
 
 def restore_in_place(
-    opened: OpenSite,
+    site: OpenSite,
     plan_for: ImageRecord,
     *,
     copy: str | None = None,
@@ -269,13 +269,13 @@ def restore_in_place(
         BusyError: the store is in use; the message names the processes.
         NotOwner: the store's service is on another node than this one.
     """
-    _require_service_here(opened, plan_for)
-    with working_on(opened, group=plan_for.group, cancel=cancel, if_here=True) as stop:
-        return _in_place(opened, plan_for, copy=copy, writing=writing, progress=progress, cancel=stop)
+    _require_service_here(site, plan_for)
+    with working_on(site, group=plan_for.group, cancel=cancel, if_here=True) as stop:
+        return _in_place(site, plan_for, copy=copy, writing=writing, progress=progress, cancel=stop)
 
 
 def _in_place(
-    opened: OpenSite,
+    site: OpenSite,
     plan_for: ImageRecord,
     *,
     copy: str | None,
@@ -284,7 +284,7 @@ def _in_place(
     cancel: Cancel,
 ) -> Restored:
     name = f"{plan_for.group}/{plan_for.store}"
-    path = store_path_of(opened, plan_for)
+    path = store_path_of(site, plan_for)
     use = store_in_use(path)
     if use.processes:
         raise BusyError(
@@ -295,7 +295,7 @@ def _in_place(
     if use.unseen:
         unseen = counted(use.unseen, "process", "processes")
         progress.say(f"{unseen} could not be examined: make sure that none of them uses {path}")
-    plan = plan_in_place(opened, plan_for, copy=copy)
+    plan = plan_in_place(site, plan_for, copy=copy)
     new = plan.target
     if new.exists():
         raise ConfigError(
@@ -305,7 +305,7 @@ def _in_place(
         )
     try:
         done = restore(
-            opened, plan, writing=replace(writing, overwrite="never"), progress=progress, cancel=cancel
+            site, plan, writing=replace(writing, overwrite="never"), progress=progress, cancel=cancel
         )
     except BaseException:
         # Nobody has seen it, and the next try needs the name.

@@ -92,7 +92,7 @@ class RestorePlan:
 
 
 def find_image(
-    opened: OpenSite, group: str, store: str, *, as_of: datetime | None = None, image: str | None = None
+    site: OpenSite, group: str, store: str, *, as_of: datetime | None = None, image: str | None = None
 ) -> ImageRecord:
     """The named image, or the newest one whose start is not later than ``as_of``.
 
@@ -101,19 +101,19 @@ def find_image(
     Raises:
         ConfigError: no such store or image, or none that early.
     """
-    opened.catalog.refresh()
-    warn_unaccepted(opened)
-    require_store(opened, f"{group}/{store}")
+    site.catalog.refresh()
+    warn_unaccepted(site)
+    require_store(site, f"{group}/{store}")
     if image is not None:
-        found = opened.catalog.image(image)
-        if f"{group}/{store}" not in (f"{found.group}/{found.store}", opened.catalog.line_of(found)):
+        found = site.catalog.image(image)
+        if f"{group}/{store}" not in (f"{found.group}/{found.store}", site.catalog.line_of(found)):
             raise ConfigError(
                 f"image {image} is of {found.group}/{found.store}, not of {group}/{store}",
                 hint=f"`nightferry images --store {group}/{store}` lists this store's",
                 subject=image,
             )
         return found
-    newest = opened.catalog.image_as_of(group, store, as_of)
+    newest = site.catalog.image_as_of(group, store, as_of)
     if newest is None:
         raise ConfigError(
             f"no whole image of {group}/{store}"
@@ -122,16 +122,16 @@ def find_image(
             "--image names a partial one",
             subject=f"{group}/{store}",
         )
-    place = opened.catalog.place_in_log(newest.image)
+    place = site.catalog.place_in_log(newest.image)
     later = [
         i
-        for i in opened.catalog.images(group, store)
+        for i in site.catalog.images(group, store)
         if i.started > newest.started
-        and opened.catalog.place_in_log(i.image) < place
-        and not opened.catalog.expired(i.image)
+        and site.catalog.place_in_log(i.image) < place
+        and not site.catalog.expired(i.image)
     ]
     if later:
-        opened.progress.say(
+        site.progress.say(
             f"{newest.image} was recorded last; {counted(len(later), 'older image')} of {group}/{store} "
             f"{'is' if len(later) == 1 else 'are'} stamped later, by a clock that was wrong: {later[0].image}",
             subject=f"{group}/{store}",
@@ -140,7 +140,7 @@ def find_image(
 
 
 def plan_restore(
-    opened: OpenSite,
+    site: OpenSite,
     image: ImageRecord,
     patterns: Sequence[str],
     target: Path,
@@ -153,19 +153,19 @@ def plan_restore(
         ConfigError: a pattern matches nothing.
         CopyMissing: no readable copy.
     """
-    chosen = [row for row in matching_rows(opened, image, patterns) if not row.deleted]
+    chosen = [row for row in matching_rows(site, image, patterns) if not row.deleted]
     rows = tuple(row for row in chosen if row.stored or row.type == "socket")
-    sources = sources_of(opened, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
+    sources = sources_of(site, image, copy, wanted_bytes=sum(row.payload_length for row in rows))
     return RestorePlan(image, sources, rows, target, tuple(_absent(image, chosen, named=bool(patterns))))
 
 
-def look_for_recalls(opened: OpenSite, plan: RestorePlan) -> RestorePlan:
+def look_for_recalls(site: OpenSite, plan: RestorePlan) -> RestorePlan:
     """The plan in the order in which it would be followed: asks each destination whether its copy must be
     recalled. One that does not answer keeps its place."""
     away = []
     for place in plan.sources:
         try:
-            if place.copy is not None and archived_at(opened, place.copy) is not None:
+            if place.copy is not None and archived_at(site, place.copy) is not None:
                 away.append(place.source)
         except NightferryError as error:
             log.info("%s cannot be queried for %s: %s", place.source, plan.image.image, error)
@@ -195,7 +195,7 @@ def _may_match(chosen: Matcher, single: Mapping[str, Matcher], path: bytes) -> b
     )
 
 
-def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str]) -> Iterator[IndexRow]:
+def matching_rows(site: OpenSite, image: ImageRecord, patterns: Sequence[str]) -> Iterator[IndexRow]:
     """The index rows that the patterns choose; all of them without a pattern.
 
     Raises:
@@ -203,7 +203,7 @@ def matching_rows(opened: OpenSite, image: ImageRecord, patterns: Sequence[str])
     """
     chosen = Matcher(patterns)
     unmatched = {pattern: Matcher([pattern.removeprefix("!")]) for pattern in patterns}
-    index = Index(side_files(opened, image).index)
+    index = Index(side_files(site, image).index)
     for row in index.select(lambda path: _may_match(chosen, unmatched, path)) if patterns else index:
         is_directory = row.type == "directory"
         for pattern in [p for p, m in unmatched.items() if m.matches(row.path, directory=is_directory)]:
@@ -247,7 +247,7 @@ class Restored:
 
 
 def restore(
-    opened: OpenSite,
+    site: OpenSite,
     plan: RestorePlan,
     *,
     writing: Writing = AS_NEW,
@@ -269,27 +269,27 @@ def restore(
     errors: list[NightferryError] = []
     with (
         # The target may lie on the service's own disks, or on any other group's.
-        working_on(opened, group=plan.image.group, at=plan.target, cancel=cancel, if_here=True) as stop,
+        working_on(site, group=plan.image.group, at=plan.target, cancel=cancel, if_here=True) as stop,
         writing.into(plan.target) as tree,
     ):
         _require_no_journals(plan)
         _tell_absent(plan, tree)
         done: set[bytes] = set()
-        turns = Turns(opened, plan.sources)
+        turns = Turns(site, plan.sources)
         for place in turns:
             try:
                 progress.say(_road(plan, place), subject=subject)
                 turns.ready(place, progress=progress, cancel=stop)
                 with (
                     working_on(
-                        opened,
-                        back_group=back_group_of(opened, plan.image) if place.copy is None else "",
+                        site,
+                        back_group=back_group_of(site, plan.image) if place.copy is None else "",
                         cancel=stop,
                     ) as narrower,
-                    open_image_from(opened, plan.image, place) as reader,
+                    open_image_from(site, plan.image, place) as reader,
                 ):
                     # The index at hand: on tape the one at the image's end is a long way off and back.
-                    index = side_files(opened, plan.image).index
+                    index = side_files(site, plan.image).index
                     image = ImageReader(reader, index=index)
                     report = extract(
                         image,
@@ -307,11 +307,11 @@ def restore(
                 damaged.append(place.source)
                 progress.say(f"cannot read {plan.image.image} from {place.source}: {error}", subject=subject)
                 if place.copy is not None and isinstance(error, IntegrityError | MediumDamaged):
-                    mark_damaged(opened, place.copy, error, must_record=False)
+                    mark_damaged(site, place.copy, error, must_record=False)
                 continue
             return Restored(plan, place.source, report, tuple(damaged))
     if not errors:
-        raise nowhere(opened, plan.image, None)
+        raise nowhere(site, plan.image, None)
     gravest = worst_exit_code(error.exit_code for error in errors)
     raise next(error for error in errors if error.exit_code == gravest)
 
@@ -326,7 +326,7 @@ def _road(plan: RestorePlan, place: Choice) -> str:
 
 
 def forecast(
-    opened: OpenSite,
+    site: OpenSite,
     plan: RestorePlan,
     *,
     writing: Writing = AS_NEW,
@@ -334,7 +334,7 @@ def forecast(
 ) -> RestoreReport:
     """What a restore would do to the target; reads no copy and writes nothing."""
     with (
-        _nothing_to_read(opened, plan.image) as reader,
+        _nothing_to_read(site, plan.image) as reader,
         writing.into(plan.target) as tree,
     ):
         _require_no_journals(plan)
@@ -343,9 +343,9 @@ def forecast(
 
 
 @contextmanager
-def _nothing_to_read(opened: OpenSite, image: ImageRecord) -> Iterator[ImageReader]:
+def _nothing_to_read(site: OpenSite, image: ImageRecord) -> Iterator[ImageReader]:
     """The catalog's index as if it were the image: enough for a dry run, which reads no payload."""
-    index = side_files(opened, image).index
+    index = side_files(site, image).index
     with FileReader(os.devnull) as reader:
         yield ImageReader(reader, index=index)
 

@@ -43,7 +43,7 @@ class StoreBack:
 
 
 def plan_group(
-    opened: OpenSite, group: str, target: Path, *, as_of: datetime | None = None, copy: str | None = None
+    site: OpenSite, group: str, target: Path, *, as_of: datetime | None = None, copy: str | None = None
 ) -> list[RestorePlan]:
     """A plan for every store of the group that has a whole image, each to a folder of its name below the target.
 
@@ -52,16 +52,16 @@ def plan_group(
         NotInThisRelease: stores whose log would have to be replayed.
         CopyMissing: an image without a readable copy.
     """
-    opened.catalog.refresh()
-    stores = _stores_of(opened, group)
+    site.catalog.refresh()
+    stores = _stores_of(site, group)
     if not stores:
-        known = [g.name for g in opened.site.groups]
+        known = [g.name for g in site.file.groups]
         if group not in known:
             raise choose(group, known, "storage group")
         raise ConfigError(f"storage group {group} has no image", subject=group)
     plans = []
     for store in stores:
-        image = find_image(opened, group, store, as_of=as_of)
+        image = find_image(site, group, store, as_of=as_of)
         if image.source_kind not in _HAVE_NO_LOG:
             raise NotInThisRelease(
                 f"`nightferry restore group` of {image.source_kind} stores is not in this release: "
@@ -69,20 +69,20 @@ def plan_group(
                 hint="restore its stores one by one with `nightferry restore store`",
                 subject=group,
             )
-        plans.append(plan_restore(opened, image, [], target / store, copy=copy))
+        plans.append(plan_restore(site, image, [], target / store, copy=copy))
     return plans
 
 
-def _stores_of(opened: OpenSite, group: str) -> list[str]:
+def _stores_of(site: OpenSite, group: str) -> list[str]:
     """The group's stores that have images, those of renamed ones under the names that they go on with; of a group
     that goes on under another name, the stores as they were called."""
-    lines = {opened.catalog.line_of(image) for image in opened.catalog.images()}
+    lines = {site.catalog.line_of(image) for image in site.catalog.images()}
     of_lines = {store for of_group, _, store in (line.partition("/") for line in lines) if of_group == group}
-    return sorted(of_lines or {image.store for image in opened.catalog.images(group)})
+    return sorted(of_lines or {image.store for image in site.catalog.images(group)})
 
 
 def restore_group(
-    opened: OpenSite,
+    site: OpenSite,
     plans: list[RestorePlan],
     *,
     writing: Writing = AS_NEW,
@@ -103,13 +103,13 @@ def restore_group(
         if writing.below is None:
             plan.target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            done = restore(opened, plan, writing=writing, progress=progress, cancel=cancel)
+            done = restore(site, plan, writing=writing, progress=progress, cancel=cancel)
         except NightferryError as error:
             cancel.check()
             return StoreBack(name, error=error)
         return StoreBack(name, done)
 
-    done = list(in_passes(opened, plans, _first_copy, back, cancel))
+    done = list(in_passes(site, plans, _first_copy, back, cancel))
     return sorted(done, key=lambda one: one.store)
 
 

@@ -155,7 +155,7 @@ class Expiry:
 
 
 def expire(
-    opened: OpenSite,
+    site: OpenSite,
     destination: str | None = None,
     *,
     dry_run: bool = False,
@@ -169,7 +169,7 @@ def expire(
     lists nothing that is not there any more. A destination that is away then is named, and gets it with the next night.
 
     Args:
-        opened: The site.
+        site: The site.
         destination: Only there, and nothing on staging.
         dry_run: Say it and do nothing.
         reason: Why it is right that more than ``retention.at_most`` goes at once; empty: then nothing does.
@@ -185,43 +185,43 @@ def expire(
         ClockAhead: a run is stamped later than now.
         Cancelled: stopped between two copies; the next call goes on.
     """
-    outlook = look_ahead(opened, destination)
-    unaccepted = not_accepted(opened.catalog)
+    outlook = look_ahead(site, destination)
+    unaccepted = not_accepted(site.catalog)
     if unaccepted is not None:
         if dry_run:
-            return _foreseen(opened, outlook, unaccepted)
+            return _foreseen(site, outlook, unaccepted)
         raise unaccepted
-    require_plausible_clock(opened, "nothing expires")
-    refused = {} if reason.strip() else implausible(opened, outlook)
+    require_plausible_clock(site, "nothing expires")
+    refused = {} if reason.strip() else implausible(site, outlook)
     if dry_run:
-        return _foreseen(opened, outlook, next(iter(refused.values()), None))
+        return _foreseen(site, outlook, next(iter(refused.values()), None))
     outlook = _without(outlook, refused)
     if refused and not outlook.going:
         raise next(iter(refused.values()))
     done = Expiry(False, [row for row in outlook.copies if row.fate != "expires"], errors=outlook.errors)
     done.foreign += outlook.foreign
-    done.undeliverable += describe_undeliverable(undeliverable(opened))
+    done.undeliverable += describe_undeliverable(undeliverable(site))
     if outlook.going or outlook.staged:
-        intent = _intend(opened, outlook, reason)
+        intent = _intend(site, outlook, reason)
         note = ""
         try:
-            _expire_copies(opened, outlook, done, progress, cancel)
-            _free_staged(opened, outlook.staged, done, cancel)
+            _expire_copies(site, outlook, done, progress, cancel)
+            _free_staged(site, outlook.staged, done, cancel)
         except Cancelled:
             note = "stopped"
             raise
         finally:
-            _conclude(opened, intent, done, note)
-    closed = _close_cut_off(opened)
-    names = [d.name for d in opened.site.destinations if destination in (None, d.name)]
+            _conclude(site, intent, done, note)
+    closed = _close_cut_off(site)
+    names = [d.name for d in site.file.destinations if destination in (None, d.name)]
     for name in names:
-        done.cartridges += _make_scratch(opened, name)
-    _remember_gone(opened, done)
-    opened.catalog.refresh()
-    forget_expired(opened)
-    _clear(opened, outlook.orphans, done, cancel)
+        done.cartridges += _make_scratch(site, name)
+    _remember_gone(site, done)
+    site.catalog.refresh()
+    forget_expired(site)
+    _clear(site, outlook.orphans, done, cancel)
     if closed or done.gone or done.staged or done.cartridges:
-        done.undelivered = deliver_everywhere(opened)
+        done.undelivered = deliver_everywhere(site)
     order = {row.copy.subject: number for number, row in enumerate(outlook.copies)}
     done.copies.sort(key=lambda row: order[row.copy.subject])
     return done
@@ -242,9 +242,9 @@ def _without(outlook: Outlook, refused: dict[str, ImplausibleExpiry]) -> Outlook
     )
 
 
-def _foreseen(opened: OpenSite, outlook: Outlook, refused: ConfigError | None) -> Expiry:
+def _foreseen(site: OpenSite, outlook: Outlook, refused: ConfigError | None) -> Expiry:
     rows = [
-        replace(row, freed_bytes=_room_of(opened, row)) if row.fate == "expires" else row
+        replace(row, freed_bytes=_room_of(site, row)) if row.fate == "expires" else row
         for row in outlook.copies
     ]
     return Expiry(
@@ -254,20 +254,20 @@ def _foreseen(opened: OpenSite, outlook: Outlook, refused: ConfigError | None) -
         list(outlook.staged),
         list(outlook.orphans),
         list(outlook.foreign),
-        describe_undeliverable(undeliverable(opened)),
+        describe_undeliverable(undeliverable(site)),
         outlook.errors,
         refused,
     )
 
 
-def _room_of(opened: OpenSite, row: CopyOutlook) -> int:
+def _room_of(site: OpenSite, row: CopyOutlook) -> int:
     """A copy's own room; one on tape has none: a cartridge comes free as a whole."""
-    is_tape = isinstance(opened.site.destination(row.copy.destination), TapeSettings)
+    is_tape = isinstance(site.file.destination(row.copy.destination), TapeSettings)
     return 0 if is_tape else row.copy.size_bytes
 
 
-def _intend(opened: OpenSite, outlook: Outlook, reason: str) -> ExpiryRecord:
-    now = opened.clock.now()
+def _intend(site: OpenSite, outlook: Outlook, reason: str) -> ExpiryRecord:
+    now = site.clock.now()
     record = ExpiryRecord(
         expiry=f"{now:%Y%m%dT%H%M%S.%fZ}",
         who=operator(),
@@ -276,41 +276,41 @@ def _intend(opened: OpenSite, outlook: Outlook, reason: str) -> ExpiryRecord:
         staged=tuple(row.image.image for row in outlook.staged),
         at=now,
     )
-    opened.catalog.append(record, "intent")
+    site.catalog.append(record, "intent")
     return record
 
 
-def _conclude(opened: OpenSite, intent: ExpiryRecord, done: Expiry, note: str) -> None:
-    opened.catalog.append(
+def _conclude(site: OpenSite, intent: ExpiryRecord, done: Expiry, note: str) -> None:
+    site.catalog.append(
         intent.model_copy(
             update={
                 "copies": tuple(row.copy.subject for row in done.copies if row.fate == "expired"),
                 "staged": tuple(row.image.image for row in done.staged),
-                "at": opened.clock.now(),
+                "at": site.clock.now(),
                 "note": note,
             }
         )
     )
 
 
-def _close_cut_off(opened: OpenSite) -> int:
+def _close_cut_off(site: OpenSite) -> int:
     """Ends, on record, expiries whose process died: what they had begun is finished by now, or is going on; returns how
     many."""
     closed = 0
-    for record in opened.catalog.pending(ExpiryRecord):
-        copies = [opened.catalog.latest(CopyRecord, subject) for subject in record.copies]
+    for record in site.catalog.pending(ExpiryRecord):
+        copies = [site.catalog.latest(CopyRecord, subject) for subject in record.copies]
         if any(copy is not None and copy.state == "expiring" for copy in copies):
             continue
         went = tuple(copy.subject for copy in copies if copy is not None and copy.state == "expired")
-        staged = tuple(image for image in record.staged if opened.catalog.freed(image))
+        staged = tuple(image for image in record.staged if site.catalog.freed(image))
         note = "interrupted; a later run finished it"
-        opened.catalog.append(record.model_copy(update={"copies": went, "staged": staged, "note": note}))
+        site.catalog.append(record.model_copy(update={"copies": went, "staged": staged, "note": note}))
         closed += 1
     return closed
 
 
 def _expire_copies(
-    opened: OpenSite, outlook: Outlook, done: Expiry, progress: Progress, cancel: Cancel
+    site: OpenSite, outlook: Outlook, done: Expiry, progress: Progress, cancel: Cancel
 ) -> None:
     away = set(outlook.away)
     for row in outlook.going:
@@ -320,7 +320,7 @@ def _expire_copies(
             done.copies.append(replace(row, fate="failed", note=done.errors[name].message))
             continue
         try:
-            outcome = _expire_copy(opened, row)
+            outcome = _expire_copy(site, row)
         except (DestinationError, BusyError, ConfigError) as error:
             if isinstance(error, Unavailable | ConfigError):
                 done.errors[name] = error
@@ -330,7 +330,7 @@ def _expire_copies(
         progress.say(f"{outcome.fate} at {name}", row.image.image)
 
 
-def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
+def _expire_copy(site: OpenSite, row: CopyOutlook) -> CopyOutlook:
     """Takes one copy, in all the epochs of it that are there.
 
     Raises:
@@ -339,39 +339,39 @@ def _expire_copy(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
             ``expiring``, and the next `expire` goes on with it.
         BusyError: another process recorded something about the copy meanwhile.
     """
-    target = destination_of(opened, row.copy.destination)
+    target = destination_of(site, row.copy.destination)
     before = row.copy
-    if opened.catalog.latest(CopyRecord, before.subject) != before:
+    if site.catalog.latest(CopyRecord, before.subject) != before:
         raise BusyError(
             f"the copy of {before.image} at {before.destination} is being worked on by another process",
             hint="run `nightferry expire` again",
             subject=before.image,
         )
-    newest = opened.catalog.latest_event(CopyRecord, before.subject)
+    newest = site.catalog.latest_event(CopyRecord, before.subject)
     expiring = before.model_copy(update={"state": "expiring", "note": f"by {operator()}: {row.why}"[:500]})
-    opened.catalog.append(expiring, expect=newest.sequence if newest is not None else 0)
-    opened.catalog.refresh()
-    hold = opened.catalog.hold(before.image)
+    site.catalog.append(expiring, expect=newest.sequence if newest is not None else 0)
+    site.catalog.refresh()
+    hold = site.catalog.hold(before.image)
     if hold is not None:
-        _take_back(opened, target, before)
+        _take_back(site, target, before)
         return replace(row, fate="kept", why=f"held: {hold.reason}")
     try:
         stays = target.expire(before.location, before.digest) if before.location else ""
     except (NotRemoved, ConfigError) as error:
-        _take_back(opened, target, before)
+        _take_back(site, target, before)
         if isinstance(error, Retained):
             return replace(row, fate="locked", why=error.message)
         raise
     note = f"{expiring.note}; {stays}" if stays else expiring.note
-    for copy in opened.catalog.all_copies(before.image):
+    for copy in site.catalog.all_copies(before.image):
         if copy.destination == before.destination and copy.state in (*THERE, "expiring", "writing"):
-            opened.catalog.append(copy.model_copy(update={"state": "expired", "note": note[:500]}))
+            site.catalog.append(copy.model_copy(update={"state": "expired", "note": note[:500]}))
     log.info("expired %s at %s: %s", before.image, before.destination, row.why)
-    freed = 0 if stays else _room_of(opened, row)
+    freed = 0 if stays else _room_of(site, row)
     return replace(row, copy=before, fate="expired", freed_bytes=freed, note=stays)
 
 
-def _take_back(opened: OpenSite, target: Destination, before: CopyRecord) -> None:
+def _take_back(site: OpenSite, target: Destination, before: CopyRecord) -> None:
     """Says of a copy of which nothing was removed now what it was before. One that an earlier `expire` began
     with is only believed when it is found whole."""
     state: CopyState = before.state
@@ -379,21 +379,21 @@ def _take_back(opened: OpenSite, target: Destination, before: CopyRecord) -> Non
         if target.find(before.image, before.epoch) is None:
             return
         state = "whole"
-    opened.catalog.append(before.model_copy(update={"state": state}))
+    site.catalog.append(before.model_copy(update={"state": state}))
 
 
-def _make_scratch(opened: OpenSite, destination: str) -> list[CartridgeRecord]:
+def _make_scratch(site: OpenSite, destination: str) -> list[CartridgeRecord]:
     """Gives cartridges on which nothing lives back to their pool."""
-    opened.catalog.refresh()
+    site.catalog.refresh()
     made = []
-    for cartridge in scratch_cartridges(opened, destination):
-        newest = opened.catalog.latest_event(CartridgeRecord, cartridge.subject)
+    for cartridge in scratch_cartridges(site, destination):
+        newest = site.catalog.latest_event(CartridgeRecord, cartridge.subject)
         became = {"resumes" if cartridge.state == "offsite" else "state": "expired"}
         scratch = cartridge.model_copy(
-            update={**became, "note": "all on it has expired", "at": opened.clock.now()}
+            update={**became, "note": "all on it has expired", "at": site.clock.now()}
         )
         try:
-            opened.catalog.append(scratch, expect=newest.sequence if newest is not None else 0)
+            site.catalog.append(scratch, expect=newest.sequence if newest is not None else 0)
         except BusyError:
             # Somebody writes to it just now: then it is not scratch.
             continue
@@ -401,45 +401,45 @@ def _make_scratch(opened: OpenSite, destination: str) -> list[CartridgeRecord]:
     return made
 
 
-def _free_staged(opened: OpenSite, staged: Iterable[StagedOutlook], done: Expiry, cancel: Cancel) -> None:
+def _free_staged(site: OpenSite, staged: Iterable[StagedOutlook], done: Expiry, cancel: Cancel) -> None:
     for row in staged:
         cancel.check()
-        with opened.leases(row.back_group).read("expire"):
+        with site.leases(row.back_group).read("expire"):
             # As with all room: on record first, so that a crash leaves bytes too many and nothing else.
-            opened.catalog.refresh()
-            if opened.catalog.hold(row.image.image) is not None:
+            site.catalog.refresh()
+            if site.catalog.hold(row.image.image) is not None:
                 continue
-            _free(opened, row.image, row.why)
-            remove_staged(opened, row.image)
+            _free(site, row.image, row.why)
+            remove_staged(site, row.image)
         done.staged.append(row)
 
 
-def _free(opened: OpenSite, image: ImageRecord, reason: str) -> None:
-    opened.catalog.append(FreedRecord(image=image.image, reason=reason, at=opened.clock.now(), expired=True))
+def _free(site: OpenSite, image: ImageRecord, reason: str) -> None:
+    site.catalog.append(FreedRecord(image=image.image, reason=reason, at=site.clock.now(), expired=True))
 
 
-def _remember_gone(opened: OpenSite, done: Expiry) -> None:
+def _remember_gone(site: OpenSite, done: Expiry) -> None:
     """An image of which nothing is left is not listed for ever because a copy of it never arrived, or because
     staging lost it rather than freed it."""
-    opened.catalog.refresh()
-    long_ago = opened.clock.now() - ABANDONED_AFTER
+    site.catalog.refresh()
+    long_ago = site.clock.now() - ABANDONED_AFTER
     for image in {row.image.image: row.image for row in done.copies if row.fate == "expired"}.values():
-        copies = opened.catalog.all_copies(image.image)
+        copies = site.catalog.all_copies(image.image)
         cut_off = [copy for copy in copies if copy.state == "writing" and copy.started < long_ago]
         left = [copy for copy in copies if copy.state not in ("expired", "lost") and copy not in cut_off]
-        if left or is_staged(opened, image) or not disk_is_here(opened, image):
+        if left or is_staged(site, image) or not disk_is_here(site, image):
             continue
         for copy in cut_off:
-            opened.catalog.append(copy.model_copy(update={"state": "lost", "note": "it never arrived"}))
-        if not opened.catalog.freed(image.image):
-            _free(opened, image, "its last copy has expired, and staging does not have it")
+            site.catalog.append(copy.model_copy(update={"state": "lost", "note": "it never arrived"}))
+        if not site.catalog.freed(image.image):
+            _free(site, image, "its last copy has expired, and staging does not have it")
 
 
-def _clear(opened: OpenSite, orphans: Iterable[OrphanOutlook], done: Expiry, cancel: Cancel) -> None:
+def _clear(site: OpenSite, orphans: Iterable[OrphanOutlook], done: Expiry, cancel: Cancel) -> None:
     for row in orphans:
         cancel.check()
         try:
-            destination_of(opened, row.destination).clear(row.orphan)
+            destination_of(site, row.destination).clear(row.orphan)
         except DestinationError as error:
             done.orphans.append(replace(row, error=error.message))
         else:
@@ -447,7 +447,7 @@ def _clear(opened: OpenSite, orphans: Iterable[OrphanOutlook], done: Expiry, can
             done.orphans.append(row)
 
 
-def add_hold(opened: OpenSite, image: str, reason: str) -> HoldRecord:
+def add_hold(site: OpenSite, image: str, reason: str) -> HoldRecord:
     """Holds an image: its copies, and its place on staging, do not expire until the hold is removed.
 
     Raises:
@@ -455,15 +455,15 @@ def add_hold(opened: OpenSite, image: str, reason: str) -> HoldRecord:
     """
     if not reason.strip():
         raise ConfigError("a hold needs a reason", hint="add --reason TEXT", subject=image)
-    opened.catalog.refresh()
-    opened.catalog.image(image)
-    record = _record(opened, image, True, reason)
+    site.catalog.refresh()
+    site.catalog.image(image)
+    record = _record(site, image, True, reason)
     # The record comes before the look: an expiry looks at holds after it has said what it takes, so that one
     # of the two sees the other.
-    opened.catalog.refresh()
-    states = {copy.state for copy in opened.catalog.copies(image)}
-    if opened.catalog.expired(image) or (states and states <= {*OUTLIVED, "lost"}):
-        _record(opened, image, False, "every copy of it has expired")
+    site.catalog.refresh()
+    states = {copy.state for copy in site.catalog.copies(image)}
+    if site.catalog.expired(image) or (states and states <= {*OUTLIVED, "lost"}):
+        _record(site, image, False, "every copy of it has expired")
         raise ConfigError(
             f"image {image} cannot be held: every copy of it has expired",
             hint="`nightferry images` lists what there is",
@@ -472,28 +472,28 @@ def add_hold(opened: OpenSite, image: str, reason: str) -> HoldRecord:
     return record
 
 
-def remove_hold(opened: OpenSite, image: str, reason: str = "") -> HoldRecord:
+def remove_hold(site: OpenSite, image: str, reason: str = "") -> HoldRecord:
     """Lets an image expire again when its time comes.
 
     Raises:
         ConfigError: it is not held.
     """
-    opened.catalog.refresh()
-    if opened.catalog.hold(image) is None:
-        opened.catalog.image(image)
+    site.catalog.refresh()
+    if site.catalog.hold(image) is None:
+        site.catalog.image(image)
         raise ConfigError(
             f"image {image} is not held", hint="`nightferry hold list` lists what is", subject=image
         )
-    return _record(opened, image, False, reason)
+    return _record(site, image, False, reason)
 
 
-def holds(opened: OpenSite) -> list[HoldRecord]:
+def holds(site: OpenSite) -> list[HoldRecord]:
     """Every hold, the oldest first."""
-    opened.catalog.refresh()
-    return opened.catalog.holds()
+    site.catalog.refresh()
+    return site.catalog.holds()
 
 
-def _record(opened: OpenSite, image: str, held: bool, reason: str) -> HoldRecord:
-    record = HoldRecord(image=image, held=held, reason=reason, who=operator(), at=opened.clock.now())
-    opened.catalog.append(record)
+def _record(site: OpenSite, image: str, held: bool, reason: str) -> HoldRecord:
+    record = HoldRecord(image=image, held=held, reason=reason, who=operator(), at=site.clock.now())
+    site.catalog.append(record)
     return record

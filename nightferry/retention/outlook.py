@@ -106,36 +106,36 @@ class Outlook:
         return tuple(row for row in self.copies if row.fate == "expires")
 
 
-def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
+def look_ahead(site: OpenSite, destination: str | None = None) -> Outlook:
     """What `expire` would do now.
 
     Args:
-        opened: The site.
+        site: The site.
         destination: Only the copies there, and nothing on staging; None: everywhere.
 
     Raises:
         ConfigError: no such destination.
     """
     if destination is not None:
-        opened.site.destination(destination)
-    opened.catalog.refresh()
-    names = [d.name for d in opened.site.destinations if destination in (None, d.name)]
+        site.file.destination(destination)
+    site.catalog.refresh()
+    names = [d.name for d in site.file.destinations if destination in (None, d.name)]
     rows: list[CopyOutlook] = []
     errors: dict[str, NightferryError] = {}
     away: set[str] = set()
     orphans: list[OrphanOutlook] = []
-    spared = _spared(opened)
+    spared = _spared(site)
     for name in names:
-        found = list(_copies_at(opened, name, spared))
+        found = list(_copies_at(site, name, spared))
         try:
-            _require_ours(opened, name, used=bool(found))
-            found = [_unless_locked(opened, row) for row in found]
+            _require_ours(site, name, used=bool(found))
+            found = [_unless_locked(site, row) for row in found]
         except (DestinationError, ConfigError) as error:
             errors[name] = error
             away.add(name)
         else:
             try:
-                orphans += _orphans(opened, name)
+                orphans += _orphans(site, name)
             except (DestinationError, ConfigError) as error:
                 errors[name] = error
         rows += found
@@ -145,22 +145,22 @@ def look_ahead(opened: OpenSite, destination: str | None = None) -> Outlook:
             going[row.copy.destination].add(row.image.image)
     return Outlook(
         tuple(rows),
-        tuple(_staged(opened)) if destination is None else (),
+        tuple(_staged(site)) if destination is None else (),
         tuple(row for row in orphans if not row.why),
         tuple(row for row in orphans if row.why),
-        tuple(c for name in names for c in scratch_cartridges(opened, name, going[name])),
+        tuple(c for name in names for c in scratch_cartridges(site, name, going[name])),
         errors,
         frozenset(away),
     )
 
 
-def _require_ours(opened: OpenSite, destination: str, *, used: bool) -> None:
+def _require_ours(site: OpenSite, destination: str, *, used: bool) -> None:
     """Raises:
     OtherSite: it is another site's.
     DestinationError, ConfigError: it cannot be looked at, and was ``used``.
     """
     try:
-        require_ours(opened, destination)
+        require_ours(site, destination)
     except OtherSite:
         raise
     except (DestinationError, ConfigError):
@@ -168,10 +168,10 @@ def _require_ours(opened: OpenSite, destination: str, *, used: bool) -> None:
             raise
 
 
-def implausible(opened: OpenSite, outlook: Outlook) -> dict[str, ImplausibleExpiry]:
+def implausible(site: OpenSite, outlook: Outlook) -> dict[str, ImplausibleExpiry]:
     """Destination → why so much must not go there without somebody's word: more than ``at_most`` of its copies, orphans
     among them."""
-    limit = opened.site.retention.at_most
+    limit = site.file.retention.at_most
     orphans = Counter(row.destination for row in outlook.orphans)
     all_there = Counter(row.copy.destination for row in outlook.copies) + orphans
     going = Counter(row.copy.destination for row in outlook.going) + orphans
@@ -188,7 +188,7 @@ def implausible(opened: OpenSite, outlook: Outlook) -> dict[str, ImplausibleExpi
 
 
 def scratch_cartridges(
-    opened: OpenSite, destination: str, besides: Collection[str] = ()
+    site: OpenSite, destination: str, besides: Collection[str] = ()
 ) -> list[CartridgeRecord]:
     """Cartridges of a tape library on which nothing lives any more.
 
@@ -196,16 +196,16 @@ def scratch_cartridges(
     offsite is scratch when it comes home.
 
     Args:
-        opened: The site.
+        site: The site.
         destination: Any destination; only a tape library has cartridges.
         besides: Images whose copies there count as gone.
     """
-    if not isinstance(opened.site.destination(destination), TapeSettings):
+    if not isinstance(site.file.destination(destination), TapeSettings):
         return []
-    live = opened.catalog.live_by_cartridge(destination)
+    live = site.catalog.live_by_cartridge(destination)
     return [
         cartridge
-        for cartridge in opened.catalog.cartridges(destination)
+        for cartridge in site.catalog.cartridges(destination)
         if (cartridge.resumes if cartridge.state == "offsite" else cartridge.state) in ("appendable", "full")
         and cartridge.images
         and not cartridge.worm
@@ -214,37 +214,37 @@ def scratch_cartridges(
     ]
 
 
-def _copies_at(opened: OpenSite, destination: str, spared: dict[str, str]) -> Iterator[CopyOutlook]:
+def _copies_at(site: OpenSite, destination: str, spared: dict[str, str]) -> Iterator[CopyOutlook]:
     """Every copy there and what the retention says of it; what an earlier expiry began comes first."""
-    retention = opened.site.retention_of(destination)
+    retention = site.file.retention_of(destination)
     series: dict[_Series, list[tuple[ImageRecord, CopyRecord, bool, str]]] = defaultdict(list)
-    series_of = _series(opened)
-    for image in opened.catalog.images():
-        copies = [c for c in opened.catalog.all_copies(image.image) if c.destination == destination]
+    series_of = _series(site)
+    for image in site.catalog.images():
+        copies = [c for c in site.catalog.all_copies(image.image) if c.destination == destination]
         begun = next((c for c in copies if c.state == "expiring"), None)
         there = [c for c in copies if c.state in THERE]
         if begun is not None:
             yield CopyOutlook(image, begun, "expires", "begun before")
         elif there:
             at_work = (
-                copies[-1].state == "writing" and opened.clock.now() - copies[-1].started < ABANDONED_AFTER
+                copies[-1].state == "writing" and site.clock.now() - copies[-1].started < ABANDONED_AFTER
             )
             why = spared.get(image.image) or ("a copy of it is being made" if at_work else "")
-            proved = opened.catalog.is_whole(image) and there[-1].state == "verified"
+            proved = site.catalog.is_whole(image) and there[-1].state == "verified"
             series[series_of[image.image]].append((image, there[-1], proved, why))
     for _, found in sorted(series.items(), key=lambda item: str(item[0])):
         of = {image.image: (image, copy) for image, copy, _, _ in found}
         rows = [(image, proved, why) for image, _, proved, why in found]
-        for verdict in judge(retention, list(_candidates(opened, rows))):
+        for verdict in judge(retention, list(_candidates(site, rows))):
             image, copy = of[verdict.image]
             yield CopyOutlook(image, copy, "kept" if verdict.stays else "expires", verdict.why)
 
 
-def _series(opened: OpenSite) -> dict[str, _Series]:
+def _series(site: OpenSite) -> dict[str, _Series]:
     """Image → what it is judged with. What a store adopted belongs to the oldest line of its own."""
     stores: dict[str, list[ImageRecord]] = defaultdict(list)
-    for image in opened.catalog.images():
-        stores[opened.catalog.line_of(image)].append(image)
+    for image in site.catalog.images():
+        stores[site.catalog.line_of(image)].append(image)
     found: dict[str, _Series] = {}
     for store, images in stores.items():
         own = [image for image in images if f"{image.group}/{image.store}" == store]
@@ -256,31 +256,31 @@ def _series(opened: OpenSite) -> dict[str, _Series]:
     return found
 
 
-def _spared(opened: OpenSite) -> dict[str, str]:
+def _spared(site: OpenSite) -> dict[str, str]:
     """Image → why it stays whatever the numbers say: held, of a run that has not ended, or still owed."""
     found: dict[str, str] = {}
-    for image in opened.catalog.images():
-        hold = opened.catalog.hold(image.image)
-        run = opened.catalog.latest(RunRecord, image.run)
+    for image in site.catalog.images():
+        hold = site.catalog.hold(image.image)
+        run = site.catalog.latest(RunRecord, image.run)
         if hold is not None:
             found[image.image] = f"held: {hold.reason}"
         elif run is not None and run.state != "ended":
             found[image.image] = f"run {run.run} has not ended"
-        elif owes(opened, image):
+        elif owes(site, image):
             found[image.image] = "a copy of it is still owed"
     return found
 
 
-def _unless_locked(opened: OpenSite, row: CopyOutlook) -> CopyOutlook:
+def _unless_locked(site: OpenSite, row: CopyOutlook) -> CopyOutlook:
     if row.fate != "expires" or not row.copy.location:
         return row
-    lock = destination_of(opened, row.copy.destination).locked(row.copy.location)
+    lock = destination_of(site, row.copy.destination).locked(row.copy.location)
     if lock is None:
         return row
     return CopyOutlook(row.image, row.copy, "locked", f"{row.why}; {lock}")
 
 
-def _orphans(opened: OpenSite, destination: str) -> Iterator[OrphanOutlook]:
+def _orphans(site: OpenSite, destination: str) -> Iterator[OrphanOutlook]:
     """What is left at a destination, but for what a run at work may still want, and damage for `verify`.
 
     Each put is on record before it begins. What bears our first side file, and the catalog has never heard of, is
@@ -288,80 +288,79 @@ def _orphans(opened: OpenSite, destination: str) -> Iterator[OrphanOutlook]:
 
     Where nothing was ever copied to nothing is left, and looking might make its root.
     """
-    if all(copy.destination != destination for copy in opened.catalog.all(CopyRecord)):
+    if all(copy.destination != destination for copy in site.catalog.all(CopyRecord)):
         return
-    for orphan in destination_of(opened, destination).orphans(opened.clock.now() - ABANDONED_AFTER):
+    for orphan in destination_of(site, destination).orphans(site.clock.now() - ABANDONED_AFTER):
         if orphan.what == "foreign":
             yield OrphanOutlook(destination, orphan, why="nothing proves that it is ours")
             continue
-        copies = [c for c in opened.catalog.all_copies(orphan.image) if c.destination == destination]
-        known = copies or named_left_out(opened.catalog, destination, orphan.path)
+        copies = [c for c in site.catalog.all_copies(orphan.image) if c.destination == destination]
+        known = copies or named_left_out(site.catalog, destination, orphan.path)
         if orphan.image and not known:
             yield OrphanOutlook(destination, orphan, why="the catalog knows no copy of it there")
             continue
         if orphan.what == "unfinished" and any(copy.state in THERE for copy in copies):
             continue
-        image = opened.catalog.latest(ImageRecord, orphan.image)
-        back_group = back_group_of(opened, image) if image is not None else ""
-        at_work = back_group and opened.catalog.run_lock(back_group).holder() is not None
+        image = site.catalog.latest(ImageRecord, orphan.image)
+        back_group = back_group_of(site, image) if image is not None else ""
+        at_work = back_group and site.catalog.run_lock(back_group).holder() is not None
         if not at_work:
             yield OrphanOutlook(destination, orphan)
 
 
-def _staged(opened: OpenSite) -> Iterator[StagedOutlook]:
+def _staged(site: OpenSite) -> Iterator[StagedOutlook]:
     """Partial and suspect images on staging that nobody approved, and that the store has outlived.
 
     They owe no copy, so nothing else would ever free them. The rule is that of copies, with the store's whole
     images, on staging or verified anywhere, as what is proved.
     """
     series: dict[_Series, list[ImageRecord]] = defaultdict(list)
-    series_of = _series(opened)
-    for image in opened.catalog.images():
+    series_of = _series(site)
+    for image in site.catalog.images():
         series[series_of[image.image]].append(image)
     for images in series.values():
-        refused = {image.image: image for image in images if _is_forgotten(opened, image)}
+        refused = {image.image: image for image in images if _is_forgotten(site, image)}
         if not refused:
             continue
         rows = [
-            (image, image.image not in refused, _held(opened, image))
+            (image, image.image not in refused, _held(site, image))
             for image in images
-            if image.image in refused or _is_sound(opened, image)
+            if image.image in refused or _is_sound(site, image)
         ]
-        for verdict in judge(opened.site.retention, list(_candidates(opened, rows))):
+        for verdict in judge(site.file.retention, list(_candidates(site, rows))):
             if not verdict.stays and verdict.image in refused:
                 image = refused[verdict.image]
                 why = f"{image.state}, never approved, {verdict.why}"
-                yield StagedOutlook(image, back_group_of(opened, image), why)
+                yield StagedOutlook(image, back_group_of(site, image), why)
 
 
-def _held(opened: OpenSite, image: ImageRecord) -> str:
-    hold = opened.catalog.hold(image.image)
+def _held(site: OpenSite, image: ImageRecord) -> str:
+    hold = site.catalog.hold(image.image)
     return f"held: {hold.reason}" if hold is not None else ""
 
 
-def _candidates(opened: OpenSite, rows: Iterable[tuple[ImageRecord, bool, str]]) -> Iterator[Candidate]:
+def _candidates(site: OpenSite, rows: Iterable[tuple[ImageRecord, bool, str]]) -> Iterator[Candidate]:
     """Images of one line for the retention, in the log's order; a night that a wrong clock named counts as the one
     before it."""
-    wrong = wrong_runs(opened)
-    in_order = sorted(rows, key=lambda row: opened.catalog.place_in_log(row[0].image))
+    wrong = wrong_runs(site)
+    in_order = sorted(rows, key=lambda row: site.catalog.place_in_log(row[0].image))
     nights = nights_in_order([None if i.run in wrong else night_of(i.image) for i, _, _ in in_order])
     for order, ((image, proved, spared), night) in enumerate(zip(in_order, nights, strict=True)):
         yield Candidate(image.image, night, image.started, proved, spared, order)
 
 
-def _is_forgotten(opened: OpenSite, image: ImageRecord) -> bool:
-    run = opened.catalog.latest(RunRecord, image.run)
+def _is_forgotten(site: OpenSite, image: ImageRecord) -> bool:
+    run = site.catalog.latest(RunRecord, image.run)
     return (
         image.state != "whole"
         and (run is None or run.state == "ended")
-        and not opened.catalog.accepted(image)
-        and not opened.catalog.all_copies(image.image)
-        and is_staged(opened, image)
+        and not site.catalog.accepted(image)
+        and not site.catalog.all_copies(image.image)
+        and is_staged(site, image)
     )
 
 
-def _is_sound(opened: OpenSite, image: ImageRecord) -> bool:
-    return opened.catalog.is_whole(image) and (
-        is_staged(opened, image)
-        or any(copy.state == "verified" for copy in opened.catalog.copies(image.image))
+def _is_sound(site: OpenSite, image: ImageRecord) -> bool:
+    return site.catalog.is_whole(image) and (
+        is_staged(site, image) or any(copy.state == "verified" for copy in site.catalog.copies(image.image))
     )

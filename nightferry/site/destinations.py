@@ -55,26 +55,26 @@ class _Open:
         self.by_name: dict[str, Destination] = {}
 
 
-def destination_of(opened: OpenSite, name: str) -> Destination:
+def destination_of(site: OpenSite, name: str) -> Destination:
     """The opened destination; the same object for all threads of this process."""
-    known = opened.part(_Open)
+    known = site.part(_Open)
     with known.lock:
         if name not in known.by_name:
-            known.by_name[name] = open_destination(opened, opened.site.destination(name))
-            opened.on_close(partial(close_destination, opened, name))
+            known.by_name[name] = open_destination(site, site.file.destination(name))
+            site.on_close(partial(close_destination, site, name))
         return known.by_name[name]
 
 
-def close_destination(opened: OpenSite, name: str) -> None:
+def close_destination(site: OpenSite, name: str) -> None:
     """Unloads and unlocks a destination; it is opened again when next asked for. One that is closed is fine."""
-    known = opened.part(_Open)
+    known = site.part(_Open)
     with known.lock:
         destination = known.by_name.pop(name, None)
     if destination is not None:
         destination.close()
 
 
-def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destination:
+def open_destination(site: OpenSite, settings: DestinationSettings) -> Destination:
     """A destination, ready for work; nothing is loaded or made before it is needed.
 
     Raises:
@@ -89,7 +89,7 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
 
             library = settings.library
             if isinstance(library, VirtualLibrarySettings):
-                _require_known(opened, settings.name, library.path / "library.json")
+                _require_known(site, settings.name, library.path / "library.json")
             pool = Pool(
                 settings.pool.name,
                 settings.pool.barcodes,
@@ -99,22 +99,22 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
             )
 
             def tell(text: str) -> None:
-                opened.warn(text, settings.name)
+                site.warn(text, settings.name)
 
             leases = None
-            if opened.site.catalog_path is None:
-                leases = DriveLeases(opened.catalog, say=tell, clock=opened.clock)
-            keepers = Keepers(_shared_locks(opened), leases, opened.site.cluster.kind == "local")
+            if site.file.catalog_path is None:
+                leases = DriveLeases(site.catalog, say=tell, clock=site.clock)
+            keepers = Keepers(_shared_locks(site), leases, site.file.cluster.kind == "local")
             return TapeDestination(
                 settings.name,
-                open_library(library, keepers, opened.clock),
+                open_library(library, keepers, site.clock),
                 pool,
-                CatalogRegister(opened.catalog, settings.name, leases),
-                clock=opened.clock,
-                cancel=opened.cancel,
+                CatalogRegister(site.catalog, settings.name, leases),
+                clock=site.clock,
+                cancel=site.cancel,
                 tell=tell,
                 buffer_bytes=settings.buffer_bytes,
-                pages=_pages(opened),
+                pages=_pages(site),
             )
         case FsspecSettings():
             from nightferry.destination.fsspec import FsspecDestination
@@ -124,26 +124,26 @@ def open_destination(opened: OpenSite, settings: DestinationSettings) -> Destina
                 settings.url,
                 lanes=settings.streams or DEFAULT_STREAMS,
                 options=settings.options,
-                holds_copies=_holds_copies(opened, settings.name),
-                mark=opened.mark,
+                holds_copies=_holds_copies(site, settings.name),
+                mark=site.mark,
             )
         case S3Settings():
             from nightferry.destination.s3.destination import open_s3
 
             lanes = settings.streams or DEFAULT_STREAMS
-            return open_s3(settings, clock=opened.clock, lanes=lanes, mark=opened.mark)
+            return open_s3(settings, clock=site.clock, lanes=lanes, mark=site.mark)
         case _:
             assert_never(settings)
 
 
-def _require_known(opened: OpenSite, name: str, made_once: Path) -> None:
+def _require_known(site: OpenSite, name: str, made_once: Path) -> None:
     """What a destination's first copy made must still be there; else a folder without its disk would be
     filled, and whole copies taken for damaged ones.
 
     Raises:
         Unavailable: the destination holds copies, and ``made_once`` is not there.
     """
-    if not made_once.exists() and _holds_copies(opened, name):
+    if not made_once.exists() and _holds_copies(site, name):
         raise Unavailable(
             f"destination {name} holds copies, and {made_once} is not there",
             hint="mount its disk; the next run makes the missing copies",
@@ -151,17 +151,17 @@ def _require_known(opened: OpenSite, name: str, made_once: Path) -> None:
         )
 
 
-def _holds_copies(opened: OpenSite, name: str) -> bool:
+def _holds_copies(site: OpenSite, name: str) -> bool:
     """Whether copies at a destination are on record that may be there, or the records are lost."""
     held = ("whole", "verified", "suspect", "damaged")
-    return opened.is_lost or any(
-        copy.destination == name and copy.state in held for copy in opened.catalog.all(CopyRecord)
+    return site.is_lost or any(
+        copy.destination == name and copy.state in held for copy in site.catalog.all(CopyRecord)
     )
 
 
-def _shared_locks(opened: OpenSite) -> Path | None:
+def _shared_locks(site: OpenSite) -> Path | None:
     """A folder that every node of the site sees, for locks; None when the catalog is not a folder."""
-    path = opened.site.catalog_path
+    path = site.file.catalog_path
     return None if path is None else path / "locks"
 
 
@@ -178,9 +178,9 @@ def speed_of(settings: DestinationSettings) -> Speed:
             assert_never(settings)
 
 
-def _pages(opened: OpenSite) -> dict[str, bytes]:
+def _pages(site: OpenSite) -> dict[str, bytes]:
     """What a cartridge that is found has to say of itself: how to read it, and what the site was."""
-    return {"recovery.md": recovery_page(), "site.toml": redacted(opened.loaded.text).encode()}
+    return {"recovery.md": recovery_page(), "site.toml": redacted(site.loaded.text).encode()}
 
 
 def recovery_page() -> bytes:
@@ -188,15 +188,15 @@ def recovery_page() -> bytes:
     return (resources.files("nightferry.destination.tape") / "recovery.md").read_bytes()
 
 
-def speeds(opened: OpenSite) -> dict[str, Speed]:
+def speeds(site: OpenSite) -> dict[str, Speed]:
     """What each destination can be expected to do, to choose where to restore from."""
-    return {d.name: speed_of(d) for d in opened.site.destinations}
+    return {d.name: speed_of(d) for d in site.file.destinations}
 
 
-def offsite(opened: OpenSite) -> dict[str, set[str]]:
+def offsite(site: OpenSite) -> dict[str, set[str]]:
     """Destination → barcodes of its cartridges that are in a vault."""
     found: dict[str, set[str]] = {}
-    for record in opened.catalog.all(CartridgeRecord):
+    for record in site.catalog.all(CartridgeRecord):
         if record.state == "offsite":
             found.setdefault(record.destination, set()).add(record.barcode)
     return found

@@ -23,11 +23,11 @@ class _Proved(WeakSet[Destination]):
     """Opened destinations that were seen to be this site's."""
 
 
-def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -> None:
+def require_ours(site: OpenSite, destination: str, *, marking: bool = False) -> None:
     """Whether a destination is this site's; asked once of each, while it is open.
 
     Args:
-        opened: The site.
+        site: The site.
         destination: The destination's name.
         marking: Marks it where it bears no marker: its first use. Else nothing is written.
 
@@ -35,9 +35,9 @@ def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -
         OtherSite: catalog or destination are another site's, or nothing says whose the images there are.
         DestinationError: it cannot be looked at.
     """
-    mark = known_mark(opened.catalog, opened.site.site.name)
-    target = destination_of(opened, destination)
-    proved = opened.part(_Proved)
+    mark = known_mark(site.catalog, site.file.site.name)
+    target = destination_of(site, destination)
+    proved = site.part(_Proved)
     if target in proved:
         return
     if not isinstance(target, Marked):
@@ -47,17 +47,17 @@ def require_ours(opened: OpenSite, destination: str, *, marking: bool = False) -
     except NotVisible:
         # A key that may only write cannot look: it sets the marker where there is none.
         if marking:
-            target.put_marker(render_marker(opened.mark()))
+            target.put_marker(render_marker(site.mark()))
             proved.add(target)
         return
     if text is None:
-        _require_known(opened, target, mark or nobody())
+        _require_known(site, target, mark or nobody())
         if not marking:
             return
-        mark = opened.mark()
+        mark = site.mark()
         target.put_marker(render_marker(mark))
         text = target.marker() or b""
-    require_marker(destination, text, mark, opened.site.site.name)
+    require_marker(destination, text, mark, site.file.site.name)
     proved.add(target)
 
 
@@ -90,7 +90,7 @@ def require_marker(destination: str, text: bytes, mark: SiteMark | None, site: s
     )
 
 
-def _require_known(opened: OpenSite, target: Marked, mark: SiteMark) -> None:
+def _require_known(site: OpenSite, target: Marked, mark: SiteMark) -> None:
     """A place without a marker is empty, or holds a copy that the catalog knows.
 
     Raises:
@@ -98,11 +98,11 @@ def _require_known(opened: OpenSite, target: Marked, mark: SiteMark) -> None:
     """
     if next(target.images(), None) is None:
         return
-    known = [c for c in opened.catalog.all(CopyRecord) if c.destination == target.name and c.state in THERE]
+    known = [c for c in site.catalog.all(CopyRecord) if c.destination == target.name and c.state in THERE]
     if any(target.has_copy(copy.location, copy.digest, mark) for copy in known[: -_LOOKED_AT - 1 : -1]):
         return
     raise OtherSite(
-        f"destination {target.name} holds images that are not in the catalog of site {opened.site.site.name}, "
+        f"destination {target.name} holds images that are not in the catalog of site {site.file.site.name}, "
         f"and no {MARKER} that names their site",
         hint=f"`nightferry catalog rebuild --copy {target.name}` adds them; otherwise give the site its own url",
         subject=target.name,

@@ -25,74 +25,74 @@ class _Seen(dict[str, tuple[float, bool]]):
     """BACK group → when the cluster was asked for it (monotonic), and whether its disk was here."""
 
 
-def has_disk(opened: OpenSite, back_group: str) -> bool:
+def has_disk(site: OpenSite, back_group: str) -> bool:
     """Whether the BACK group's disk is on this node for certain; always where one machine plays every node."""
-    if opened.here is None:
+    if site.local_node is None:
         return True
     try:
-        return opened.cluster.where(back_group) == opened.here
+        return site.cluster.where(back_group) == site.local_node
     except ClusterError:
         return False
 
 
-def had_disk(opened: OpenSite, back_group: str) -> bool:
+def had_disk(site: OpenSite, back_group: str) -> bool:
     """As ``has_disk``, for lists of many images: the cluster is asked once in some seconds."""
-    seen = opened.part(_Seen)
+    seen = site.part(_Seen)
     at, answer = seen.get(back_group, (float("-inf"), False))
     if time.monotonic() - at > SEEN_S:
-        answer = has_disk(opened, back_group)
+        answer = has_disk(site, back_group)
         seen[back_group] = time.monotonic(), answer
     return answer
 
 
-def require_here(opened: OpenSite, node: str, what: str) -> None:
+def require_here(site: OpenSite, node: str, what: str) -> None:
     """Raises:
     NotOwner: ``what`` belongs to another node than this one.
     """
-    if opened.here not in (None, node):
+    if site.local_node not in (None, node):
         raise NotOwner(
-            f"{what} is the work of {node}; this is {opened.here}",
+            f"{what} is the work of {node}; this is {site.local_node}",
             hint=f"run the same command on {node}",
             subject=node,
         )
 
 
-def require_disk(opened: OpenSite, back_group: str, what: str) -> None:
+def require_disk(site: OpenSite, back_group: str, what: str) -> None:
     """Raises:
     NotOwner: ``what`` needs the BACK group's disk, and that is on another node.
     ClusterError: it is on no node for certain.
     """
-    if opened.here is not None:
-        require_here(opened, opened.cluster.where(back_group), what)
+    if site.local_node is not None:
+        require_here(site, site.cluster.where(back_group), what)
 
 
-def active_node(opened: OpenSite, back_group: str) -> str:
+def active_node(site: OpenSite, back_group: str) -> str:
     """The node that stages: where the service of the BACK group's storage groups is now.
 
     Raises:
         ClusterError: nobody owns it, or its services are on several nodes.
     """
-    mail_groups = {g.mail_group for g in opened.site.groups_of(back_group) if g.mail_group}
-    owners = {opened.cluster.where(name) for name in mail_groups}
+    mail_groups = {g.mail_group for g in site.file.groups_of(back_group) if g.mail_group}
+    owners = {site.cluster.where(name) for name in mail_groups}
     if len(owners) > 1:
         raise ClusterError(
             f"the services staged on {back_group} run on several nodes: {', '.join(sorted(owners))}",
             hint="give each its own BACK group, or move them to one node",
             subject=back_group,
         )
-    return owners.pop() if owners else opened.site.active_node.name
+    return owners.pop() if owners else site.file.active_node.name
 
 
-def resource_groups(opened: OpenSite, back_group: str) -> tuple[str, ...]:
+def resource_groups(site: OpenSite, back_group: str) -> tuple[str, ...]:
     """The services that are staged on a BACK group, and the BACK group itself."""
-    services = (group.mail_group for group in opened.site.groups_of(back_group))
+    services = (group.mail_group for group in site.file.groups_of(back_group))
     return tuple(dict.fromkeys([*filter(None, services), back_group]))
 
 
-def groups_at(opened: OpenSite, path: Path) -> tuple[str, ...]:
+def groups_at(site: OpenSite, path: Path) -> tuple[str, ...]:
     """The resource groups on whose disks a path lies or would lie, as the disks are mounted here."""
-    disks = [(b.name, Path(b.path)) for b in opened.site.back_groups]
-    for ref in opened.site.stores:
+    disks = [(b.name, Path(b.path)) for b in site.file.back_groups]
+    for ref in site.file.stores:
         store = ref.store
         if ref.group.mail_group and isinstance(store, FilesStore | SqliteStore):
             disks.append((ref.group.mail_group, store.path))
@@ -102,7 +102,7 @@ def groups_at(opened: OpenSite, path: Path) -> tuple[str, ...]:
 
 @contextmanager
 def working_on(
-    opened: OpenSite,
+    site: OpenSite,
     *,
     group: str = "",
     back_group: str = "",
@@ -123,9 +123,9 @@ def working_on(
     Raises:
         GroupStopping: one of them is not here, or is being stopped here.
     """
-    known = next((g for g in opened.site.groups if g.name == group), None)
+    known = next((g for g in site.file.groups if g.name == group), None)
     names = [name for name in (known.mail_group if known else "", back_group) if name]
-    around = groups_at(opened, at) if at is not None else ()
+    around = groups_at(site, at) if at is not None else ()
     with (
         reading(names, cancel, if_here=if_here) as narrower,
         reading(around, narrower, if_here=True) as narrowest,
@@ -133,30 +133,30 @@ def working_on(
         yield narrowest
 
 
-def require_store(opened: OpenSite, name: str) -> tuple[str, str]:
+def require_store(site: OpenSite, name: str) -> tuple[str, str]:
     """``GROUP/STORE`` → both names, of a store that the site file lists or whose images there still are.
 
     Raises:
         ConfigError: neither.
     """
     group, store = split_store(name)
-    if not opened.catalog.images(group, store):
-        opened.site.store(name)
+    if not site.catalog.images(group, store):
+        site.file.store(name)
     return group, store
 
 
-def placement(opened: OpenSite, view: ClusterView) -> dict[str, str | None]:
+def placement(site: OpenSite, view: ClusterView) -> dict[str, str | None]:
     """Which passive node takes which BACK group, as the cluster is now; None where none can."""
-    site = opened.site
-    mail_groups = {group.mail_group for group in site.groups if group.mail_group}
+    file = site.file
+    mail_groups = {group.mail_group for group in file.groups if group.mail_group}
     return place(
-        [b.name for b in site.back_groups],
-        Layout.of(site.nodes),
+        [b.name for b in file.back_groups],
+        Layout.of(file.nodes),
         usable={node.name for node in view.nodes if node.usable},
         # After a failover a passive node serves the users: any other one comes before it.
         serving={group.owner for name in mail_groups if (group := view.group(name)) is not None},
         owners={group.name: group.owner for group in view.groups if group.state == "started"},
-        targets={b.name: b.targets for b in site.back_groups if b.targets},
+        targets={b.name: b.targets for b in file.back_groups if b.targets},
     )
 
 

@@ -75,18 +75,18 @@ class OpenSite:
         renaming: bool = False,
     ) -> None:
         self.loaded = loaded
-        self.site: SiteFile = loaded.site
+        self.file: SiteFile = loaded.site
         self.clock = clock
         self.progress = progress
         self.cancel = cancel or Cancel()
-        self.site.require_delivered()
+        self.file.require_delivered()
         self.host = socket.gethostname()
         self._closing = ExitStack()
         self.is_lost = catalog is not None
         self.catalog = catalog if catalog is not None else self._open_catalog()
         if catalog is None and not renaming:
             try:
-                known_mark(self.catalog, self.site.site.name)
+                known_mark(self.catalog, self.file.site.name)
             except OtherSite:
                 self._closing.close()
                 raise
@@ -106,20 +106,20 @@ class OpenSite:
 
     def open_cluster(self, cancel: Cancel, silent_s: float = SILENT_S) -> Cluster:
         """The same driver, whose questions ``cancel`` ends. ``silent_s``: how long no answer is asked for again."""
-        settings = self.site.cluster
-        mail_groups = {g.mail_group for g in self.site.groups if g.mail_group}
-        groups = tuple(sorted(mail_groups | {b.name for b in self.site.back_groups}))
+        settings = self.file.cluster
+        mail_groups = {g.mail_group for g in self.file.groups if g.mail_group}
+        groups = tuple(sorted(mail_groups | {b.name for b in self.file.back_groups}))
         match settings:
             case LocalClusterSettings():
-                return LocalCluster(self.site.cluster_state_path, self.site.nodes, groups)
+                return LocalCluster(self.file.cluster_state_path, self.file.nodes, groups)
             case PacemakerSettings():
                 from nightferry.cluster.pacemaker import PacemakerCluster
 
                 return PacemakerCluster(
-                    self.site.nodes,
+                    self.file.nodes,
                     groups,
                     CatalogConstraints(self.catalog, self.clock),
-                    disks={b.name: b.path for b in self.site.back_groups},
+                    disks={b.name: b.path for b in self.file.back_groups},
                     allow_without_fencing=settings.allow_without_fencing,
                     move_s=settings.move_deadline,
                     cancel=cancel,
@@ -130,7 +130,7 @@ class OpenSite:
 
                 return CommandCluster(
                     verbs(settings),
-                    self.site.nodes,
+                    self.file.nodes,
                     groups,
                     deadline_s=settings.deadline,
                     preset=settings.preset or "",
@@ -142,7 +142,7 @@ class OpenSite:
                 assert_never(settings)
 
     @cached_property
-    def here(self) -> str | None:
+    def local_node(self) -> str | None:
         """The node this process runs on, by ``NIGHTFERRY_NODE`` or as the cluster knows this machine; None where
         one machine plays every node.
 
@@ -151,17 +151,17 @@ class OpenSite:
             ClusterError: the cluster does not know this machine.
         """
         named = os.environ.get(NODE_VARIABLE)
-        return self.site.node(named).name if named else self.cluster.here
+        return self.file.node(named).name if named else self.cluster.local_node
 
     def disk(self, back_group: str) -> BackDisk:
         """The BACK group's disk, as it is mounted here; opening a file on it takes a lease for that moment."""
-        definition = self.site.back_group(back_group)
+        definition = self.file.back_group(back_group)
         return BackDisk(Path(definition.path), self.clock, leased=partial(registered, [definition.name]))
 
     def leases(self, back_group: str) -> Leases | DiskReaders:
         """Who reads from the BACK group's disk, on any node."""
-        name = self.site.back_group(back_group).name
-        path = self.site.catalog_path
+        name = self.file.back_group(back_group).name
+        path = self.file.catalog_path
         if path is None:
             return DiskReaders(self.catalog, name, self.clock)
         return Leases(path / "locks" / f"{name}.readers", name, self.clock)
@@ -174,7 +174,7 @@ class OpenSite:
         """
         with self._mark_lock:
             if self._mark is None:
-                self._mark = require_mark(self.catalog, self.site.site.name, self.clock, operator())
+                self._mark = require_mark(self.catalog, self.file.site.name, self.clock, operator())
             return self._mark
 
     def part(self, kind: type[T]) -> T:
@@ -215,12 +215,12 @@ class OpenSite:
         Raises:
             CatalogError: it is not there, or the BACK disks show that this is not the first use.
         """
-        path = self.site.catalog_path
-        used = [b.name for b in self.site.back_groups if (b.path / FOLDER).is_dir()]
+        path = self.file.catalog_path
+        used = [b.name for b in self.file.back_groups if (b.path / FOLDER).is_dir()]
         if path is None:
             from nightferry.site.catalog_bucket import open_catalog_bucket
 
-            storage = open_catalog_bucket(self.site.catalog_bucket(), clock=self.clock)
+            storage = open_catalog_bucket(self.file.catalog_bucket(), clock=self.clock)
             self._closing.callback(storage.close)
             catalog = Catalog(storage, node=self.host, clock=self.clock)
             if catalog.is_empty and used:

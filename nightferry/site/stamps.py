@@ -16,50 +16,48 @@ from nightferry.site.opened import OpenSite, operator
 from nightferry.units import format_duration
 
 
-def future_runs(opened: OpenSite, now: datetime | None = None) -> dict[str, datetime]:
+def future_runs(site: OpenSite, now: datetime | None = None) -> dict[str, datetime]:
     """Run → its latest stamp, of the runs stamped later than now that nobody has declared wrong yet."""
-    limit = (now or opened.clock.now()) + CLOCKS_APART
-    wrong = wrong_runs(opened)
+    limit = (now or site.clock.now()) + CLOCKS_APART
+    wrong = wrong_runs(site)
     found: dict[str, datetime] = {}
 
     def note(run: str, stamp: datetime) -> None:
         if stamp > limit and run not in wrong:
             found[run] = max(stamp, found.get(run, stamp))
 
-    for run in opened.catalog.all(RunRecord):
+    for run in site.catalog.all(RunRecord):
         note(run.run, run.started)
         if run.ended is not None:
             note(run.run, run.ended)
-    for seal in opened.catalog.all(SealRecord):
+    for seal in site.catalog.all(SealRecord):
         note(seal.run, seal.at)
-    for approval in opened.catalog.all(ApprovalRecord):
+    for approval in site.catalog.all(ApprovalRecord):
         note(approval.run, approval.at)
-    for image in opened.catalog.all(ImageRecord):
+    for image in site.catalog.all(ImageRecord):
         note(image.run, image.ended)
     return found
 
 
-def wrong_runs(opened: OpenSite) -> set[str]:
+def wrong_runs(site: OpenSite) -> set[str]:
     """Runs whose stamps an operator declared wrong."""
-    return {run for record in opened.catalog.all(ClockRecord) for run in record.wrong}
+    return {run for record in site.catalog.all(ClockRecord) for run in record.wrong}
 
 
-def require_plausible_clock(opened: OpenSite, what: str) -> None:
+def require_plausible_clock(site: OpenSite, what: str) -> None:
     """Raises:
     ClockAhead: a run is stamped later than now; ``what`` is not done.
     """
-    found = future_runs(opened)
+    found = future_runs(site)
     if found:
-        raise ClockAhead(
-            f"{what}: {describe_clock(opened, found)}", subject=max(found, key=found.__getitem__)
-        )
+        raise ClockAhead(f"{what}: {describe_clock(site, found)}", subject=max(found, key=found.__getitem__))
 
 
-def describe_clock(opened: OpenSite, found: dict[str, datetime], now: datetime | None = None) -> str:
+def describe_clock(site: OpenSite, found: dict[str, datetime], now: datetime | None = None) -> str:
     """Names the run with the latest of the stamps in the future."""
     run = max(found, key=found.__getitem__)
-    ahead = found[run] - (now or opened.clock.now())
-    stamp = found[run].astimezone(opened.site.tz)
+    ahead = found[run] - (now or site.clock.now())
+    stamp = found[run].astimezone(site.file.tz)
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     return (
         f"run {run} is stamped {stamp:%Y-%m-%d %H:%M}, {format_duration(ahead.total_seconds())} from now{more}: "
@@ -67,7 +65,7 @@ def describe_clock(opened: OpenSite, found: dict[str, datetime], now: datetime |
     )
 
 
-def accept_clock(opened: OpenSite, reason: str) -> ClockRecord | None:
+def accept_clock(site: OpenSite, reason: str) -> ClockRecord | None:
     """Records an operator's word that this clock is right, and that later stamps are wrong; None when there are none.
 
     Raises:
@@ -75,10 +73,10 @@ def accept_clock(opened: OpenSite, reason: str) -> ClockRecord | None:
     """
     if not reason.strip():
         raise ConfigError("--clock-is-right needs a reason", hint="add how you know that this clock is right")
-    opened.catalog.refresh()
-    found = future_runs(opened)
+    site.catalog.refresh()
+    found = future_runs(site)
     if not found:
         return None
-    record = ClockRecord(wrong=tuple(sorted(found)), reason=reason, who=operator(), at=opened.clock.now())
-    opened.catalog.append(record)
+    record = ClockRecord(wrong=tuple(sorted(found)), reason=reason, who=operator(), at=site.clock.now())
+    site.catalog.append(record)
     return record

@@ -15,22 +15,22 @@ class _Throttles:
         self.by_name: dict[str, Throttle] = {}
 
 
-def throttle_of(opened: OpenSite, destination: str) -> Throttle | None:
+def throttle_of(site: OpenSite, destination: str) -> Throttle | None:
     """The destination's bandwidth timetable, shared by all its lanes; None when it has none."""
-    return _throttle(opened, destination, opened.site.destination(destination).bandwidth)
+    return _throttle(site, destination, site.file.destination(destination).bandwidth)
 
 
-def staging_throttle(opened: OpenSite) -> Throttle | None:
+def staging_throttle(site: OpenSite) -> Throttle | None:
     """Stage one's bandwidth timetable, shared by all its streams; None when it has none."""
-    return _throttle(opened, "", opened.site.staging.bandwidth)
+    return _throttle(site, "", site.file.staging.bandwidth)
 
 
-def _throttle(opened: OpenSite, name: str, timetable: tuple[BandwidthStep, ...]) -> Throttle | None:
+def _throttle(site: OpenSite, name: str, timetable: tuple[BandwidthStep, ...]) -> Throttle | None:
     if not timetable:
         return None
-    throttles = opened.part(_Throttles)
+    throttles = site.part(_Throttles)
     with throttles.lock:
         if name not in throttles.by_name:
             entries = tuple((step.start, step.bytes_per_s) for step in timetable)
-            throttles.by_name[name] = Throttle(Timetable(entries, opened.site.tz), clock=opened.clock)
+            throttles.by_name[name] = Throttle(Timetable(entries, site.file.tz), clock=site.clock)
         return throttles.by_name[name]

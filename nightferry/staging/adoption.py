@@ -73,7 +73,7 @@ def read_index(files: StagedFiles, chunks: bytes) -> Content:
 
 
 def adopt_image(
-    opened: OpenSite, target: StagedFiles, progress: Progress, cancel: Cancel
+    site: OpenSite, target: StagedFiles, progress: Progress, cancel: Cancel
 ) -> ImageRecord | None:
     """Takes over an image that was renamed but not recorded, after checking every byte; removes it if it
     fails.
@@ -104,27 +104,27 @@ def adopt_image(
             subject=target.image,
         ) from error
     progress.say(f"{record.group}/{record.store} was staged before the interruption", subject=target.image)
-    record_image(opened, record, index, chunks)
+    record_image(site, record, index, chunks)
     return record
 
 
-def record_image(opened: OpenSite, record: ImageRecord, index: Content, chunks: bytes) -> None:
-    opened.catalog.keep_index(record.image, index, chunks)
-    log_image(opened, record, index)
-    opened.catalog.append(record)
+def record_image(site: OpenSite, record: ImageRecord, index: Content, chunks: bytes) -> None:
+    site.catalog.keep_index(record.image, index, chunks)
+    log_image(site, record, index)
+    site.catalog.append(record)
     log.info("staged %s: %s, %s", record.image, format_size(record.size_bytes), record.state)
 
 
-def log_image(opened: OpenSite, image: ImageRecord, index: Content) -> None:
+def log_image(site: OpenSite, image: ImageRecord, index: Content) -> None:
     """Adds an image to its run's log, the figures of the image itself on one line.
 
     ``[site] log``: ``full`` names every file, ``summary`` those that are not whole or have a note, ``none`` writes no
     log.
     """
-    level = opened.site.site.log
+    level = site.file.site.log
     if level == "none":
         return
-    zone = opened.site.tz
+    zone = site.file.tz
     counts = image.outcomes
     lines = [
         f"{image.ended.astimezone(zone):%Y-%m-%d %H:%M:%S} {image.image} {image.state}: "
@@ -138,4 +138,4 @@ def log_image(opened: OpenSite, image: ImageRecord, index: Content) -> None:
         if level == "full" or row.outcome != "whole" or (row.note and row.stored):
             note = f" ({safe(row.note)})" if row.note else ""
             lines.append(f"  {row.outcome} {row.type} {row.size} {safe(row.path)}{note}")
-    opened.catalog.add_log(image.run, image.image, "\n".join(lines) + "\n")
+    site.catalog.add_log(image.run, image.image, "\n".join(lines) + "\n")

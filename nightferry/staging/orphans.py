@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _ANY_RUN = "20000101-any"
 
 
-def clear_orphans(opened: OpenSite, back_group: str, *, cancel: Cancel) -> None:
+def clear_orphans(site: OpenSite, back_group: str, *, cancel: Cancel) -> None:
     """Gives back the room of what is of no use, and takes over what is.
 
     - Scratch files, half-written images and side files without their image are removed.
@@ -44,77 +44,77 @@ def clear_orphans(opened: OpenSite, back_group: str, *, cancel: Cancel) -> None:
         GroupStopping: the disk is not here, or the cluster takes it away.
         Cancelled: stopped at a chunk; what was not looked at is left for the next run.
     """
-    disk = Path(opened.site.back_group(back_group).path)
-    with working_on(opened, back_group=back_group, cancel=cancel) as narrower, disk_errors(disk):
-        _clear(opened, back_group, narrower)
+    disk = Path(site.file.back_group(back_group).path)
+    with working_on(site, back_group=back_group, cancel=cancel) as narrower, disk_errors(disk):
+        _clear(site, back_group, narrower)
 
 
-def _clear(opened: OpenSite, back_group: str, cancel: Cancel) -> None:
-    _clear_scratch(opened, back_group)
-    opened.disk(back_group).clear(expired_runs(opened))
-    disk = Path(opened.site.back_group(back_group).path)
-    for image in _any_of_each_store(opened):
+def _clear(site: OpenSite, back_group: str, cancel: Cancel) -> None:
+    _clear_scratch(site, back_group)
+    site.disk(back_group).clear(expired_runs(site))
+    disk = Path(site.file.back_group(back_group).path)
+    for image in _any_of_each_store(site):
         StagedFiles(disk, image).clear_drafts()
     for image, ending in list(staged_names(disk)):
         cancel.check()
         files = StagedFiles(disk, image)
-        known = opened.catalog.latest(ImageRecord, image)
+        known = site.catalog.latest(ImageRecord, image)
         if ending == ".tar.damaged":
-            if known is not None and files.is_of(known) and _is_outdated(opened, known):
+            if known is not None and files.is_of(known) and _is_outdated(site, known):
                 files.remove(ending)
         elif ending != ".tar":
             if ending == ".tar.partial" or not (_has(files, ".tar") or _has(files, ".tar.damaged")):
                 files.remove(ending)
                 log.info("removed %s%s, left by an interrupted run", image, ending)
-        elif known is not None and opened.catalog.freed(image):
-            remove_staged(opened, known)
+        elif known is not None and site.catalog.freed(image):
+            remove_staged(site, known)
         elif known is None and files.size_bytes(".meta.json") is not None:
-            adopt_image(opened, files, QUIET, cancel)
+            adopt_image(site, files, QUIET, cancel)
 
 
 def _has(files: StagedFiles, ending: Ending) -> bool:
     return files.size_bytes(ending) is not None
 
 
-def clear_killed(opened: OpenSite, back_group: str) -> None:
+def clear_killed(site: OpenSite, back_group: str) -> None:
     """Removes what killed processes left in the catalog and in the temporary directory of this node."""
-    opened.catalog.tidy()
-    opened.leases(back_group).clear()
+    site.catalog.tidy()
+    site.leases(back_group).clear()
     clear_dead_folders()
 
 
-def forget_expired(opened: OpenSite) -> None:
+def forget_expired(site: OpenSite) -> None:
     """Gives back the room that the catalog needs for expired images: their indexes, and the logs of their runs."""
-    opened.catalog.drop_indexes(i.image for i in opened.catalog.images() if opened.catalog.expired(i.image))
-    opened.catalog.drop_logs(expired_runs(opened))
+    site.catalog.drop_indexes(i.image for i in site.catalog.images() if site.catalog.expired(i.image))
+    site.catalog.drop_logs(expired_runs(site))
 
 
-def expired_runs(opened: OpenSite) -> set[str]:
+def expired_runs(site: OpenSite) -> set[str]:
     """The runs of which the retention has taken every image; never the newest run of a BACK group."""
     images: dict[str, list[str]] = {}
-    for image in opened.catalog.images():
+    for image in site.catalog.images():
         images.setdefault(image.run, []).append(image.image)
-    gone = {run for run, names in images.items() if all(map(opened.catalog.expired, names))}
-    runs = opened.catalog.runs()
+    gone = {run for run, names in images.items() if all(map(site.catalog.expired, names))}
+    runs = site.catalog.runs()
     newest = {
         group: next(r.run for r in runs if r.back_group == group) for group in {r.back_group for r in runs}
     }
     return gone - set(newest.values())
 
 
-def _is_outdated(opened: OpenSite, image: ImageRecord) -> bool:
+def _is_outdated(site: OpenSite, image: ImageRecord) -> bool:
     """Whether the store has a sound image as new as this one, or newer, by the log."""
-    place = opened.catalog.place_in_log(image.image)
+    place = site.catalog.place_in_log(image.image)
     return any(
-        opened.catalog.is_whole(other)
-        and opened.catalog.place_in_log(other.image) >= place
-        and is_kept(opened, other)
-        for other in opened.catalog.images(image.group, image.store)
+        site.catalog.is_whole(other)
+        and site.catalog.place_in_log(other.image) >= place
+        and is_kept(site, other)
+        for other in site.catalog.images(image.group, image.store)
     )
 
 
-def _clear_scratch(opened: OpenSite, back_group: str) -> None:
-    for left in scratch_folder(opened, back_group).iterdir():
+def _clear_scratch(site: OpenSite, back_group: str) -> None:
+    for left in scratch_folder(site, back_group).iterdir():
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
         elif not _is_in_use(left):
@@ -136,9 +136,9 @@ def _is_in_use(path: Path) -> bool:
     return False
 
 
-def _any_of_each_store(opened: OpenSite) -> Iterator[str]:
+def _any_of_each_store(site: OpenSite) -> Iterator[str]:
     """The name of some image of each store that we know: it says in which folder its images are staged."""
-    stores = {(ref.group.name, ref.store.name) for ref in opened.site.stores}
-    stores |= {(image.group, image.store) for image in opened.catalog.images()}
+    stores = {(ref.group.name, ref.store.name) for ref in site.file.stores}
+    stores |= {(image.group, image.store) for image in site.catalog.images()}
     for group, store in sorted(stores):
         yield image_name(_ANY_RUN, group, store, 0)

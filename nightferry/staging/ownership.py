@@ -32,7 +32,7 @@ class DiskWatch:
     """Looks after one BACK disk for everybody in this process who works on it.
 
     Args:
-        opened: The site.
+        site: The site.
         back_group: Whose disk.
         token: The owner token that the work began with.
         every_s: Seconds between two looks.
@@ -41,12 +41,12 @@ class DiskWatch:
         NotOwner: the disk is not the token's holder's even now.
     """
 
-    def __init__(self, opened: OpenSite, back_group: str, token: OwnerToken, every_s: float) -> None:
+    def __init__(self, site: OpenSite, back_group: str, token: OwnerToken, every_s: float) -> None:
         self.token = token
         self.users = 0
-        self._opened = opened
+        self._opened = site
         self._back_group = back_group
-        self._path = Path(opened.site.back_group(back_group).path)
+        self._path = Path(site.file.back_group(back_group).path)
         self._mount = mount_of(self._path)
         self._every_s = every_s
         self._answered = time.monotonic()
@@ -57,7 +57,7 @@ class DiskWatch:
         # A stop of the work does not end the question: until its last chunk the disk must be known to be ours.
         self._asking = Cancel()
         # Asked again and again here, so that another group's silence does not keep back the answer about this one.
-        self._cluster = opened.open_cluster(self._asking, silent_s=0)
+        self._cluster = site.open_cluster(self._asking, silent_s=0)
         self.confirm()
 
     def begin(self) -> None:
@@ -177,9 +177,9 @@ class Watches:
         self.by_disk: dict[str, DiskWatch] = {}
 
 
-def knows(opened: OpenSite, token: OwnerToken) -> bool:
+def knows(site: OpenSite, token: OwnerToken) -> bool:
     """Whether the catalog knows the run that took a disk. A rebuilt one need not: what it did not find was said."""
-    catalog = opened.catalog
+    catalog = site.catalog
     catalog.refresh()
     return (
         not is_run(token.run)
@@ -188,7 +188,7 @@ def knows(opened: OpenSite, token: OwnerToken) -> bool:
     )
 
 
-def require_own_catalog(opened: OpenSite, back_group: str) -> None:
+def require_own_catalog(site: OpenSite, back_group: str) -> None:
     """A catalog that does not know the run that used the disk last would forget what is owed, held and known: an empty
     one, such as the mount point of a catalog whose disk is not mounted, or one that was brought back from a backup.
     A disk that is not here is not looked at.
@@ -196,11 +196,11 @@ def require_own_catalog(opened: OpenSite, back_group: str) -> None:
     Raises:
         CatalogError: the catalog never knew the run of the disk's owner token.
     """
-    token = opened.disk(back_group).owner() if has_disk(opened, back_group) else None
-    if token is None or knows(opened, token):
+    token = site.disk(back_group).owner() if has_disk(site, back_group) else None
+    if token is None or knows(site, token):
         return
     raise CatalogError(
-        f"the catalog {opened.catalog.storage} does not know run {token.run}, which used the disk of {back_group} "
+        f"the catalog {site.catalog.storage} does not know run {token.run}, which used the disk of {back_group} "
         "last: it is another catalog, or an older one",
         hint="mount the catalog's disk, or correct `catalog` in the site file; if the catalog is lost, `nightferry "
         f"catalog rebuild`; to go on with this one, `nightferry cluster move {back_group} --to {token.node} "
@@ -211,7 +211,7 @@ def require_own_catalog(opened: OpenSite, back_group: str) -> None:
 
 @contextmanager
 def watching_disk(
-    opened: OpenSite, back_group: str, cancel: Cancel, token: OwnerToken | None = None
+    site: OpenSite, back_group: str, cancel: Cancel, token: OwnerToken | None = None
 ) -> Iterator[Cancel]:
     """Watches a BACK disk while the block works on it; gives what the block must look at to know when to stop.
 
@@ -219,7 +219,7 @@ def watching_disk(
     began with.
 
     Args:
-        opened: The site.
+        site: The site.
         back_group: Whose disk.
         cancel: The caller's own.
         token: Whose disk it must be; the present owner's when None.
@@ -228,14 +228,14 @@ def watching_disk(
         NotOwner: the disk is nobody's, or not the token's holder's, before the block or while it ran.
         GroupStopping: the cluster takes the disk away.
     """
-    watches = opened.part(Watches)
+    watches = site.part(Watches)
     with watches.lock:
         watch = watches.by_disk.get(back_group)
         if watch is None or (token is not None and watch.token != token):
-            present = token or opened.disk(back_group).owner()
+            present = token or site.disk(back_group).owner()
             if present is None:
                 raise NotOwner(f"the disk of {back_group} has no owner", subject=back_group)
-            watch = DiskWatch(opened, back_group, present, opened.recheck_s)
+            watch = DiskWatch(site, back_group, present, site.recheck_s)
             watch.begin()
             watches.by_disk[back_group] = watch
         watch.users += 1
@@ -256,12 +256,12 @@ def watching_disk(
                     del watches.by_disk[back_group]
 
 
-def confirm(opened: OpenSite, back_group: str) -> None:
+def confirm(site: OpenSite, back_group: str) -> None:
     """Looks at a watched disk now, before something that cannot be taken back.
 
     Raises:
         NotOwner: it is not ours any more.
     """
-    watch = opened.part(Watches).by_disk.get(back_group)
+    watch = site.part(Watches).by_disk.get(back_group)
     if watch is not None:
         watch.confirm()

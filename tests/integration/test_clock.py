@@ -135,7 +135,7 @@ def test_what_one_destination_refuses_to_expire_still_expires_at_the_others(make
     )
     with site.open(clock) as opened:
         night.nights(opened, clock, 1)
-        at_most = opened.site.retention.at_most
+        at_most = opened.file.retention.at_most
         assert at_most < 0.75
         done = expire.expire(opened, progress=QUIET, cancel=Cancel())
     assert set(done.errors) == {"folder"}

@@ -146,7 +146,7 @@ def test_a_copy_that_is_owed_after_its_deadline_is_missing(make_site: MakeSite) 
         assert f"{site.objects}" in reason
         assert {m["why"] for m in result.as_json()["missing_copies"]} == {reason.removeprefix("folder: ")}
         assert safe_markdown(reason) in report_markdown(result)
-        clock.time = clock.time.astimezone(opened.site.tz).replace(day=12, hour=6, minute=59)
+        clock.time = clock.time.astimezone(opened.file.tz).replace(day=12, hour=6, minute=59)
         assert {s.missing for s in status(opened)} == {()}
         clock.advance(timedelta(minutes=1))
         for store, one in zip(("a", "b"), status(opened), strict=True):

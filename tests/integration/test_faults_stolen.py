@@ -89,7 +89,7 @@ def the_same_disk_mounted_again(site: SmallSite, opened: OpenSite, patch: pytest
 
 def the_group_runs_elsewhere(site: SmallSite, opened: OpenSite, patch: pytest.MonkeyPatch) -> None:
     owners = {"owners": {BACK_GROUP: "TEX-PASS-1"}}
-    opened.site.cluster_state_path.write_text(json.dumps(owners))
+    opened.file.cluster_state_path.write_text(json.dumps(owners))
 
 
 def no_quorum(site: SmallSite, opened: OpenSite, patch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for_and_then_counts_as_lost(
     with site.open() as opened:
         record = begin(opened)
         watch = ownership.DiskWatch(opened, BACK_GROUP, stage.require_owner(opened, record), 60)
-        opened.site.cluster_state_path.write_text("not JSON")
+        opened.file.cluster_state_path.write_text("not JSON")
         watch.look()
         monkeypatch.setattr(ownership, "SILENT_S", 0.0)
         with pytest.raises(NotOwner, match="the cluster did not answer for"):

@@ -190,12 +190,12 @@ def test_orphans_of_ours_go_and_count_in_the_implausible_share(place: Place) -> 
         begun = {"state": "writing", "location": {}, "started": LATER - 400 * DAY}
         for name in names:
             opened.catalog.append(copy.model_copy(update={**begun, "image": name}))
-        opened.site.retention.__dict__["at_most"] = 0.5
+        opened.file.retention.__dict__["at_most"] = 0.5
         refused = run_expire(opened, dry_run=True).refused
         assert refused is not None
         assert "9 of 11 copies" in refused.message
         assert "9 orphans among them" in refused.message
-        opened.site.retention.__dict__["at_most"] = 0.95
+        opened.file.retention.__dict__["at_most"] = 0.95
         done = run_expire(opened)
         assert {row.orphan.path for row in done.orphans} == {f"images/{name}" for name in names}
     left = {path.split("/")[1] for path in place.sums() if path.startswith("images/")}

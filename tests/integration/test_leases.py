@@ -128,7 +128,7 @@ def crashed(opened: OpenSite) -> str:
             with pytest.raises(Killed):
                 stage.stage_store(opened, record, "SG1", "a", progress=QUIET, cancel=Cancel())
     (scratch_folder(opened, BACK_GROUP) / "some.tar").write_bytes(b"x")
-    (tar,) = (Path(opened.site.back_group(BACK_GROUP).path) / "SG1/a").glob(f"{record.run}*.tar")
+    (tar,) = (Path(opened.file.back_group(BACK_GROUP).path) / "SG1/a").glob(f"{record.run}*.tar")
     return tar.name.removesuffix(".tar")
 
 

@@ -54,7 +54,7 @@ class TestWhichImage:
     ) -> None:
         with two_nights.opened() as here:
             newest, oldest = here.catalog.images("SG1", "priv1")
-            between = (oldest.started + timedelta(milliseconds=1)).astimezone(here.site.tz)
+            between = (oldest.started + timedelta(milliseconds=1)).astimezone(here.file.tz)
         local = between.replace(tzinfo=None).isoformat()
         ran = nightferry(two_nights, *LETTER, "--to", tmp_path, "--as-of", local)
         assert ran.code == 0

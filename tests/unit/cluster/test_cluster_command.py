@@ -327,6 +327,6 @@ def test_what_cannot_be_taken_back_is_said(fake):
 
 def test_this_machine_is_the_node_of_its_name(fake):
     for host in ("tex-pass-1", "TEX-PASS-1.example.org"):
-        assert open_cluster(fake, host=host).here == PRIMARY
+        assert open_cluster(fake, host=host).local_node == PRIMARY
     with pytest.raises(ClusterError, match="not a node of the cluster"):
-        _ = open_cluster(fake, host="elsewhere").here
+        _ = open_cluster(fake, host="elsewhere").local_node

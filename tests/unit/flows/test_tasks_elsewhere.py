@@ -75,7 +75,7 @@ def elsewhere(monkeypatch, cancel):
         monkeypatch.setattr(heartbeat, name, 0.1)
     site = SimpleNamespace(cluster=SimpleNamespace(worker_deadline=60.0))
     view = SimpleNamespace(node=lambda name: SimpleNamespace(online=True))
-    here = SimpleNamespace(site=site, cluster=SimpleNamespace(view=lambda: view))
+    here = SimpleNamespace(file=site, cluster=SimpleNamespace(view=lambda: view))
 
     def make(server, starts=()):
         @contextmanager

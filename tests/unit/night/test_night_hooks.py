@@ -57,7 +57,7 @@ def run(opened: OpenSite, cancel: Cancel | None = None, fails: Exception | None 
         progress=QUIET,
         cancel=cancel or Cancel(),
     ) as stage:
-        (opened.site.catalog_path.parent / "ran").touch()
+        (opened.file.catalog_path.parent / "ran").touch()
         stage.result = "partial"
         if fails is not None:
             raise fails
@@ -235,7 +235,7 @@ def test_a_cancelled_stage_runs_its_after_hooks(make: Make, tmp_path: Path) -> N
 
 def test_hooks_of_other_back_groups_do_not_run(make: Make, tmp_path: Path) -> None:
     with make(("h", "before", "exit 1"), more='back_groups = ["TEX-BACK-1"]\n') as opened:
-        (hook,) = opened.site.hooks
+        (hook,) = opened.file.hooks
         assert hook.is_for("TEX-BACK-1")
         assert not hook.is_for("TEX-BACK-2")
 
