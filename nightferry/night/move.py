@@ -135,7 +135,11 @@ def take_over(site: OpenSite, back_group: str, *, progress: Progress, cancel: Ca
     site.catalog.refresh()
     newest = next(iter(site.catalog.runs(back_group)), None)
     token = site.disk(back_group).owner()
-    if newest is None or newest.node == site.local_node or (token is not None and token.node == site.local_node):
+    if (
+        newest is None
+        or newest.node == site.local_node
+        or (token is not None and token.node == site.local_node)
+    ):
         return
     require_open(site, newest)
     _when_free(site, newest, site.local_node, waits=True, progress=progress, cancel=cancel)
