@@ -137,7 +137,7 @@ class _Elsewhere:
             if ours:
                 return told(self._flow.name, self._node, ended)
             # A run that a killed caller left: it ended, or was ended, because that one's lock is gone.
-        raise NodeAway(f"{self._deployment} was tried too often", subject=self._node)
+        raise NodeAway(f"{self._deployment} was tried too many times", subject=self._node)
 
     def _start(self, attempt: int) -> FlowRun:
         """The child run of this try; one that is there already is only found. A server that is away is waited for.

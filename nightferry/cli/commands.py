@@ -112,7 +112,7 @@ def _usage(error: CycloptsError) -> ConfigError:
             verb = safe(error.unused_tokens[0]) if error.unused_tokens else ""
             near = difflib.get_close_matches(verb, names, n=1)
             of = f" of {called}" if chain else ""
-            advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+            advice = f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(names)}"
             return ConfigError(f"no verb{of} is called {verb!r}; {advice}", hint=hint)
         case MissingArgumentError() if error.argument is not None and not error.tokens_so_far:
             option = error.argument.name

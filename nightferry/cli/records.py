@@ -76,7 +76,7 @@ def images(
             of_group, only_store = require_store(site, store)
             if group not in (None, of_group):
                 raise ConfigError(
-                    f"store {store} is not of {group}", hint="leave --group out", subject="--group"
+                    f"store {store} does not belong to {group}", hint="leave --group out", subject="--group"
                 )
             group = of_group
         elif group is not None and not site.catalog.images(group):

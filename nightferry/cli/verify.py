@@ -35,7 +35,7 @@ def verify(
     session = current()
     if not 0 < sample <= 100:
         raise ConfigError(
-            f"not a share to read: {sample:g} percent",
+            f"cannot read {sample:g} percent of a copy",
             hint="more than 0 and at most 100; only 100 makes a copy verified",
             subject="--sample",
         )
@@ -86,7 +86,7 @@ def copy(images: tuple[str, ...] = (), /, *, missing: bool = False, to: str) -> 
 
     if bool(images) == missing:
         raise ConfigError(
-            "copy either the images that are named, or --missing ones",
+            "give either image names or --missing",
             hint=f"`nightferry copy IMAGE --to {to}`, or `nightferry copy --missing --to {to}`",
             subject="copy",
         )

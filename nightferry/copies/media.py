@@ -58,7 +58,7 @@ def holding(site: OpenSite, barcode: str, library: str | None = None) -> TapeDes
             subject=barcode,
         )
     raise ConfigError(
-        f"no cartridge {barcode}", hint="`nightferry media list` shows what there is", subject=barcode
+        f"no cartridge {barcode}", hint="`nightferry media list` lists the cartridges", subject=barcode
     )
 
 

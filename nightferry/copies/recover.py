@@ -89,7 +89,7 @@ def _made_again(
         size_bytes = image.size_bytes
     parsed = Index(index)
     if header.image != odd.image:
-        raise IntegrityError(f"its data is that of {header.image}")
+        raise IntegrityError(f"its data belongs to {header.image}")
     if (end.index_bytes, end.index_digest) != (len(index), digest_of(index)):
         raise IntegrityError("its index is not the one that its data names")
     outcomes: Counter[str] = Counter()

@@ -72,7 +72,7 @@ def side_files(site: OpenSite, image: ImageRecord) -> SideFiles:
     if site.catalog.expired(image.image):
         raise CopyMissing(
             f"image {image.image} has expired, and its index with it",
-            hint="`nightferry images` lists what there is",
+            hint="`nightferry images` lists the images",
             subject=image.image,
         )
     tried = []
@@ -229,7 +229,7 @@ def require_described(site: OpenSite, copy: CopyRecord, cancel: Cancel) -> None:
             raise IntegrityError(found.note)
         mark = known_mark(site.catalog, site.file.site.name)
         if found.site is not None and mark is not None and found.site.id != mark.id:
-            raise IntegrityError(f"it is of {found.site}")
+            raise IntegrityError(f"it belongs to {found.site}")
         if (found.image, found.location, found.digest) != (copy.image, copy.location, image.digest):
             raise IntegrityError(
                 f"it claims to be attempt {found.epoch} of {safe(found.image)}, "

@@ -73,7 +73,7 @@ def nowhere(site: OpenSite, image: ImageRecord, only: str | None) -> CopyMissing
     elif only is not None:
         hint = f"leave --copy out to read another; `nightferry copies {image.image}` lists all"
     else:
-        hint = f"`nightferry copies {image.image}` shows why; `nightferry images` lists what there is"
+        hint = f"`nightferry copies {image.image}` shows why; `nightferry images` lists the images"
     if only is not None:
         text = f"no readable copy of image {image.image} at {only}" + "".join(
             f": {state}" for state in states

@@ -31,7 +31,7 @@ class CheckedReader:
     def __init__(self, reader: ByteReader, table: bytes) -> None:
         if len(table) != ENTRY_BYTES * -(-reader.size_bytes // CHUNK_BYTES):
             raise IntegrityError(
-                f"a chunk table of {len(table)} bytes is not that of an image of {reader.size_bytes} bytes"
+                f"a chunk table of {len(table)} bytes does not fit an image of {reader.size_bytes} bytes"
             )
         self._reader = reader
         self._table = table

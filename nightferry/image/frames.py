@@ -83,7 +83,7 @@ def encode(
             frame = compressor.compress(plain)
             if proved and zstandard.ZstdDecompressor().decompress(frame) != plain:
                 raise IntegrityError(
-                    "zstd does not give back what it was given: this machine cannot be trusted"
+                    "zstd does not return the data that it was given: do not trust this machine"
                 )
             return len(plain), frame
         finally:

@@ -151,7 +151,7 @@ class Index:
                 raise IntegrityError(f"row group {number} of the index is beyond the format's limits")
             rows += group.num_rows
         if rows != metadata.num_rows:
-            raise IntegrityError(f"the index has {rows} rows and says {metadata.num_rows}")
+            raise IntegrityError(f"the index has {rows} rows, but claims {metadata.num_rows}")
         self._first: dict[int, bytes] = {}
         self._cached: tuple[int, pa.Table, list[bytes]] | None = None
 
@@ -342,7 +342,7 @@ def rows_of(table: pa.Table) -> list[IndexRow]:
     for name, known in (("type", _TYPES), ("outcome", _OUTCOMES)):
         unknown = sorted(set(columns[name]) - known)
         if unknown:
-            raise IntegrityError(f"the index has rows of {name} {unknown[0][:40]!r}, which no row has")
+            raise IntegrityError(f"the index has an unknown {name}: {unknown[0][:40]!r}")
     columns["sparse"] = [_segments(flat) for flat in columns["sparse"]]
     for time, seconds in (("mtime_ns", "mtime_s"), ("ctime_ns", "ctime_s")):
         if table.column(seconds).null_count < table.num_rows:

@@ -70,7 +70,9 @@ class SiteRetention(Retention):
 
 def _compression(value: str) -> str:
     if value and _COMPRESSION.fullmatch(value) is None:
-        raise ValueError(f"no compression {value!r}; write 'zstd', or with a level 'zstd:1' to 'zstd:19'")
+        raise ValueError(
+            f"unknown compression {value!r}; write 'zstd', or with a level 'zstd:1' to 'zstd:19'"
+        )
     return value
 
 

@@ -108,8 +108,8 @@ def _safe_name(value: str) -> str:
 def _back_group_name(value: str) -> str:
     if not is_back_group(value):
         raise ValueError(
-            f"not a name for a BACK group: {value!r}; call it like TEX-BACK-1, "
-            "or by another name that does not end in '-' and digits"
+            f"not a name for a BACK group: {value!r}; use one like TEX-BACK-1, "
+            "or one that does not end in '-' and digits"
         )
     return value
 

@@ -224,7 +224,7 @@ def _explain(detail: ErrorDetails, raw: dict[str, Any]) -> tuple[KeyPath, str]:
             tag, known = str(context["tag"]), context["expected_tags"]
             near = difflib.get_close_matches(tag, _WORD.findall(known), n=1)
             advice = f"did you mean {near[0]!r}? " if near else ""
-            return (*path, "kind"), f"no kind {tag!r}; {advice}there are: {known}"
+            return (*path, "kind"), f"unknown kind {tag!r}; {advice}the kinds are: {known}"
         case "value_error":
             return path, str(context["error"])
         case "literal_error":

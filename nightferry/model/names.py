@@ -112,7 +112,7 @@ def parse_node(name: str) -> NodeName:
     if match is None:
         raise ConfigError(
             f"cannot read a role from the node name {name!r}",
-            hint="call nodes like TEX-ACTV-1 and TEX-PASS-1, or list them as [[nodes]] with name and role",
+            hint="name nodes like TEX-ACTV-1 and TEX-PASS-1, or list them as [[nodes]] with name and role",
             subject=name,
         )
     return NodeName(name, match[1].upper(), _ROLES[match[2].upper()], int(match[3]))
@@ -153,7 +153,7 @@ def run_name(window: str | date, back_group: str, number: int = 1) -> str:
     day = window if isinstance(window, str) else f"{window:%Y%m%d}"
     name = f"{day}-{back_group}" + (f"-{number}" if number > 1 else "")
     if number < 1 or parse_run(name) != RunName(day, back_group, number):
-        raise ConfigError(f"no run can be called {name!r}", subject=name)
+        raise ConfigError(f"not a valid name for a run: {name!r}", subject=name)
     return name
 
 
@@ -179,7 +179,7 @@ def parse_run(name: str) -> RunName:
             return RunName(match[1], tail[1], int(tail[2] or 1))
     raise ConfigError(
         f"not a run: {name!r}",
-        hint="runs are called like 20261130-TEX-BACK-1; `nightferry runs` lists them",
+        hint="a run's name looks like 20261130-TEX-BACK-1; `nightferry runs` lists them",
         subject=name,
     )
 
@@ -210,7 +210,7 @@ def parse_image_name(name: str) -> ImageName:
     if match is None or (match[5] is not None and match[5] != f"{int(match[5]):02d}"):
         raise ConfigError(
             f"not an image: {name!r}",
-            hint="images are called like 20261130-TEX-BACK-1.SG1.priv1.L0; `nightferry images` lists them",
+            hint="an image's name looks like 20261130-TEX-BACK-1.SG1.priv1.L0; `nightferry images` lists them",
             subject=name,
         )
     parse_run(match[1])
@@ -237,7 +237,7 @@ def choose(name: str, known: Collection[str], what: str) -> ConfigError:
 
     near = difflib.get_close_matches(name, known, n=1)
     listed = ", ".join(sorted(known)) or "none"
-    hint = f"did you mean {near[0]!r}? there are: {listed}" if near else f"there are: {listed}"
+    hint = f"did you mean {near[0]!r}? choose from: {listed}" if near else f"choose from: {listed}"
     return ConfigError(f"no {what} is called {name!r}", hint=hint, subject=name)
 
 

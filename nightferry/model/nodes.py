@@ -85,7 +85,7 @@ def _only(*known: str) -> AfterValidator:
         for name in (name for word in value for name in PLACEHOLDER.findall(word)):
             if name not in known:
                 there = ", ".join(f"{{{each}}}" for each in known)
-                raise ValueError(f"no placeholder {{{name}}} here; there are: {there}")
+                raise ValueError(f"unknown placeholder {{{name}}}; use one of: {there}")
         return value
 
     return AfterValidator(check)

@@ -189,7 +189,7 @@ def require_target(site: OpenSite, back_group: str, node: str) -> None:
     if site.file.node(node).name not in names:
         raise ConfigError(
             f"{node} is not a target of {back_group}: the gate hands the disk to a passive node",
-            hint=f"there are: {', '.join(sorted(names))}; for maintenance see --ungated",
+            hint=f"its targets: {', '.join(sorted(names))}; for maintenance see --ungated",
             subject=node,
         )
 

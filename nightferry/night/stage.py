@@ -53,7 +53,7 @@ from nightferry.transfer.direct import DirectWriter
 from nightferry.transfer.files import NO_SPACE
 from nightferry.transfer.meter import Meter, to_json_lines
 from nightferry.transfer.ring import RingSettings
-from nightferry.units import format_size
+from nightferry.units import counted, format_size
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +314,7 @@ def _reserve(
         room = free_room(site, run.back_group)
         if size_bytes > room:
             freed = free_staging(site, run.back_group, needed_bytes=size_bytes - room)
-            log.info("freed %d images to make space for %s", len(freed), subject)
+            log.info("freed %s to make space for %s", counted(len(freed), "image"), subject)
             room = free_room(site, run.back_group)
         if size_bytes > room:
             disk = site.file.back_group(run.back_group).path

@@ -108,8 +108,8 @@ def find_image(
         found = site.catalog.image(image)
         if f"{group}/{store}" not in (f"{found.group}/{found.store}", site.catalog.line_of(found)):
             raise ConfigError(
-                f"image {image} is of {found.group}/{found.store}, not of {group}/{store}",
-                hint=f"`nightferry images --store {group}/{store}` lists this store's",
+                f"image {image} belongs to {found.group}/{found.store}, not to {group}/{store}",
+                hint=f"`nightferry images --store {group}/{store}` lists the images of this store",
                 subject=image,
             )
         return found
@@ -118,8 +118,7 @@ def find_image(
         raise ConfigError(
             f"no whole image of {group}/{store}"
             + (f" began by {as_of.isoformat(timespec='seconds')}" if as_of is not None else ""),
-            hint=f"`nightferry images --store {group}/{store}` lists what there is; "
-            "--image names a partial one",
+            hint=f"`nightferry images --store {group}/{store}` lists its images; --image names a partial one",
             subject=f"{group}/{store}",
         )
     place = site.catalog.place_in_log(newest.image)

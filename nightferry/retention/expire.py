@@ -466,7 +466,7 @@ def add_hold(site: OpenSite, image: str, reason: str) -> HoldRecord:
         _record(site, image, False, "every copy of it has expired")
         raise ConfigError(
             f"image {image} cannot be held: every copy of it has expired",
-            hint="`nightferry images` lists what there is",
+            hint="`nightferry images` lists the images",
             subject=image,
         )
     return record
@@ -482,7 +482,7 @@ def remove_hold(site: OpenSite, image: str, reason: str = "") -> HoldRecord:
     if site.catalog.hold(image) is None:
         site.catalog.image(image)
         raise ConfigError(
-            f"image {image} is not held", hint="`nightferry hold list` lists what is", subject=image
+            f"image {image} is not held", hint="`nightferry hold list` lists the held images", subject=image
         )
     return _record(site, image, False, reason)
 

@@ -183,7 +183,7 @@ def forget(site: OpenSite, name: str, reason: str) -> list[ForgottenRecord]:
     if not owing:
         raise ConfigError(
             f"{name} owes nothing and is not lost",
-            hint="`nightferry status` and `nightferry images` name what is",
+            hint="see `nightferry status` and `nightferry images` for what is owed or lost",
             subject=name,
         )
     return [give_up(site, image, reason) for image in owing]

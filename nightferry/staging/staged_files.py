@@ -170,7 +170,7 @@ class StagedFiles:
         except ValidationError as error:
             raise ValueError(f"{self._name('.meta.json')} is not a record of an image") from error
         if found.image != self.image:
-            raise ValueError(f"{self._name('.meta.json')} is that of {found.image}")
+            raise ValueError(f"{self._name('.meta.json')} belongs to {found.image}")
         return found
 
     def is_of(self, record: ImageRecord) -> bool:

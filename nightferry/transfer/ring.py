@@ -51,7 +51,7 @@ class RingSettings:
         if self.readers < 1 or self.writers < 1:
             raise ConfigError(f"readers and writers must be at least 1: {self.readers}, {self.writers}")
         if self.engine not in ("auto", "threads", "io_uring"):
-            raise ConfigError(f"no such engine: {self.engine!r}; there are auto, threads and io_uring")
+            raise ConfigError(f"unknown engine {self.engine!r}; use auto, threads or io_uring")
 
     @property
     def memory_bytes(self) -> int:

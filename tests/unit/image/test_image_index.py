@@ -239,8 +239,8 @@ def test_long_paths_do_not_pile_up_in_memory() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"type": "whiteout"}, "rows of type 'whiteout'"),
-        ({"outcome": "perhaps"}, "rows of outcome 'perhaps'"),
+        ({"type": "whiteout"}, "unknown type: 'whiteout'"),
+        ({"outcome": "perhaps"}, "unknown outcome: 'perhaps'"),
         ({"path": b""}, "a path of 0 bytes"),
         ({"path": b"x" * ((1 << 20) + 1)}, "a path of 1048577 bytes"),
         ({"path": b"a/" * 4097}, "a path more than 4096 deep"),

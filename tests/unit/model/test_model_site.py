@@ -202,7 +202,7 @@ def test_a_folders_copies_are_compressed_as_the_site_says(said, level):
 )
 def test_another_compression_is_refused_with_what_there_is(said):
     error = refusal(SMALL + f'encode = {{ compress = "{said}" }}')
-    assert "destinations[folder].encode.compress: no compression" in error.message
+    assert "destinations[folder].encode.compress: unknown compression" in error.message
     assert "'zstd:1' to 'zstd:19'" in error.message
 
 
@@ -244,9 +244,9 @@ state = { json = "state" }
         (COMMANDS, ""),
         (
             COMMANDS.replace("{source}", "{target}"),
-            "no placeholder {target} here; there are: {group}, {node}, {source}",
+            "unknown placeholder {target}; use one of: {group}, {node}, {source}",
         ),
-        (COMMANDS.replace('"{group}"]', '"{node}"]'), "no placeholder {node} here; there are: {group}"),
+        (COMMANDS.replace('"{group}"]', '"{node}"]'), "unknown placeholder {node}; use one of: {group}"),
         (COMMANDS.replace("(\\S+)", "\\S+"), "must have one group"),
         (COMMANDS.replace("(\\S+)", "(\\S+"), "not a regular expression"),
         (COMMANDS.replace('json = "state"', 'json = "state", regex = "(x)"'), "either regex or json"),
@@ -401,7 +401,7 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do():
         (
             'kind = "files"',
             'kind = "filez"',
-            "groups[SG1].stores[priv1].kind: no kind 'filez'; did you mean 'files'?",
+            "groups[SG1].stores[priv1].kind: unknown kind 'filez'; did you mean 'files'?",
         ),
         ('start = "20:00"', 'start = "25:00"', "groups[SG1].start: not a time of day"),
         (

@@ -144,7 +144,7 @@ class Media:
         raise WrongCartridge(
             f"no cartridge {barcode} in the library or the catalog",
             subject=barcode,
-            hint="`nightferry media list` shows what there is",
+            hint="`nightferry media list` lists the cartridges",
         )
 
     def show(self, barcode: str) -> CartridgeView:
