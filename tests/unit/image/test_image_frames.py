@@ -259,5 +259,5 @@ def test_frames_are_decoded_and_compared_before_they_go_out_where_that_is_asked(
             return bytes(4)
 
     monkeypatch.setattr(zstandard, "ZstdDecompressor", Wrong)
-    with pytest.raises(IntegrityError, match="does not return what it was given"):
+    with pytest.raises(IntegrityError, match="does not return the data"):
         list(encode([plain], 1, proved=True))
