@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -11,7 +10,9 @@ from prefect.runtime import task_run
 
 from blocks.site import Site
 from nightferry.errors import Cancelled, NightferryError
+from nightferry.model.records import RunRecord
 from nightferry.night import stage
+from nightferry.site.opened import OpenSite
 from tasks.bridge import CANCEL, PrefectProgress, opened
 from tasks.retry import STORE_RETRIES, delays, retryable
 
@@ -65,7 +66,7 @@ def stage_batch(
     return failed
 
 
-def _stage_with_retries(here: Any, record: Any, group: str, store: str) -> bool:
+def _stage_with_retries(here: OpenSite, record: RunRecord, group: str, store: str) -> bool:
     for attempt, delay_s in enumerate([*delays(STORE_RETRIES), None], start=1):
         try:
             stage.stage_store(here, record, group, store, progress=PrefectProgress(), cancel=CANCEL)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from pydantic_core import PydanticSerializationError
 
@@ -582,7 +582,7 @@ class Catalog:
         with self._lock:
             return list(self._shelf(cls).results(**fields))
 
-    def _unknown(self, what: str, name: str, known: Iterable[str]) -> Any:
+    def _unknown(self, what: str, name: str, known: Iterable[str]) -> NoReturn:
         nearest = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
         raise ConfigError(
             f"no {what} {name!r} in the catalog",
@@ -591,7 +591,7 @@ class Catalog:
         )
 
 
-def _newest_first(found: Iterable[Placed[Any]]) -> list[Any]:
+def _newest_first(found: Iterable[Placed[R]]) -> list[R]:
     """By the log's order, never by stamps: a clock may have been wrong when one was made. What was made again under its
     old name, in a run that was held, is as new as that."""
     return [p.record for p in sorted(found, key=lambda p: p.sequence, reverse=True)]

@@ -20,6 +20,9 @@ from nightferry.errors import (
 )
 
 if TYPE_CHECKING:
+    from prefect import State
+    from rich.console import RenderableType
+
     from nightferry.model.load import LoadedSite
     from nightferry.model.records import RunRecord
     from nightferry.night.report import NightResult
@@ -228,7 +231,7 @@ def _require_progress(before: RunRecord | None, after: RunRecord | None, away: E
         ) from away
 
 
-def _own_error(state: Any) -> NightferryError | None:
+def _own_error(state: State[Any]) -> NightferryError | None:
     """The error a flow ended with; None when it ended with a named outcome, which the records tell better."""
     from tasks.part import unexpected
 
@@ -321,7 +324,7 @@ def show_results(
     document["gate"] = next(state for state in ("held", "closed", "open") if state in gates)
     document["runs"] = [d["run"] for d in documents]
     document["errors"] = [e.as_json()["error"] for e in errors]
-    shown: list[Any] = []
+    shown: list[RenderableType] = []
     for result in results:
         rows: list[list[object]] = []
         for image in result.images:

@@ -200,7 +200,7 @@ def _quorum(seen: ClusterView) -> str:
     return "quorum" if seen.kind == "pacemaker" else "quorum not checked"
 
 
-def _token(disk: Mapping[str, Any]) -> str:
+def _token(disk: Mapping[str, object]) -> str:
     known = "" if disk["seen"] else ", as recorded"
     return f"{disk['owner'] or 'nobody'} (epoch {disk['epoch']}{known})"
 

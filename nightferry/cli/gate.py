@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cyclopts import App
 
@@ -10,7 +10,9 @@ from nightferry.cli.session import Session, current
 from nightferry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nightferry.model.records import RunRecord
+    from rich.console import RenderableType
+
+    from nightferry.model.records import ApprovalRecord, RunRecord
     from nightferry.site.opened import OpenSite
 
 app = App(name="gate", help="A held gate.")
@@ -32,7 +34,7 @@ def show(run: str | None = None, /) -> int:
     session = current()
     with OpenSite(session.load_site()) as site:
         views = [evaluate(site, record) for record in _runs(site, run)]
-    shown: list[Any] = []
+    shown: list[RenderableType] = []
     for view in views:
         shown.append(f"{view.back_group}: the gate of run {view.run} is {view.state}{_because(view.reason)}")
         if view.seal is not None:
@@ -127,5 +129,5 @@ def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
-def _approved(approvals: tuple[Any, ...], store: str) -> str | None:
+def _approved(approvals: tuple[ApprovalRecord, ...], store: str) -> str | None:
     return next((f"{a.reason} ({a.who})" for a in approvals if store in a.stores), None)

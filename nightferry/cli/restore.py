@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -380,7 +380,7 @@ def _show(session: Session, store: str, done: Restored, as_of: datetime | None) 
         counted(report.links, "link"),
         format_size(report.size_bytes),
     ]
-    lines: list[Any] = [f"{store} from {done.copy}: {', '.join(counts)} to {done.plan.target}"]
+    lines: list[str] = [f"{store} from {done.copy}: {', '.join(counts)} to {done.plan.target}"]
     if done.previous:
         lines.append(f"what was there before: {done.previous}")
     if done.damaged:

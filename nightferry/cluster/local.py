@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from nightferry.cluster.base import ClusterView, GroupView, MovePlan, NodeView
 from nightferry.errors import ClusterError, MoveFailed
@@ -205,7 +204,7 @@ class LocalCluster:
             os.close(fd)
 
 
-def _parse(value: Any) -> _State:
+def _parse(value: object) -> _State:
     """Raises:
     ValueError: the JSON is something else.
     """
@@ -217,7 +216,7 @@ def _parse(value: Any) -> _State:
     return _State(owners, *(_names(value, key) for key in ("offline", "standby", "failed")))
 
 
-def _names(value: dict[str, Any], key: str) -> tuple[str, ...]:
+def _names(value: dict[str, object], key: str) -> tuple[str, ...]:
     names = value.get(key, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{key} must be a list of names")

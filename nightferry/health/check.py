@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import nightferry
 from nightferry.copies.origin import last_whole, new_line, origin_now
@@ -18,7 +17,7 @@ from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.model.records import THERE, CopyRecord
 from nightferry.model.selection import diff
-from nightferry.model.stores import FilesStore, SqliteStore
+from nightferry.model.stores import FilesStore, SqliteStore, Store
 from nightferry.plan.expectation import elsewhere
 from nightferry.plan.placement import Layout
 from nightferry.site.destinations import destination_of
@@ -282,7 +281,7 @@ def _takes_unbuffered(site: OpenSite, back_group: str, folder: Path) -> bool:
     return True
 
 
-def _same_disk(store: Any, staging: Path) -> bool:
+def _same_disk(store: Store, staging: Path) -> bool:
     path = getattr(store, "path", None)
     try:
         return path is not None and os.stat(path).st_dev == os.stat(staging).st_dev

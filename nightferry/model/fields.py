@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import time, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -53,7 +53,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _know_every_key(cls, data: Any) -> Any:
+    def _know_every_key(cls, data: object) -> object:
         """Names the first unknown key with its nearest right one, which pydantic's own error does not."""
         if isinstance(data, dict):
             known = [field.alias or name for name, field in cls.model_fields.items()]
@@ -66,21 +66,21 @@ class Section(BaseModel):
         return data
 
 
-def _size(value: Any) -> Any:
+def _size(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else value
 
 
-def _duration(value: Any) -> Any:
+def _duration(value: object) -> object:
     return parse_duration(value) if isinstance(value, str) else value
 
 
-def _bound(value: Any) -> Any:
+def _bound(value: object) -> object:
     if value != "any" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise ValueError("must be a number of files, or 'any'")
     return value
 
 
-def _time_of_day(value: Any) -> time:
+def _time_of_day(value: object) -> time:
     if isinstance(value, time):
         return value
     match = _TIME_OF_DAY.fullmatch(value) if isinstance(value, str) else None
@@ -89,7 +89,7 @@ def _time_of_day(value: Any) -> time:
     return time(int(match[1]), int(match[2]))
 
 
-def _deadline(value: Any) -> time | timedelta:
+def _deadline(value: object) -> time | timedelta:
     if isinstance(value, time | timedelta):
         return value
     if isinstance(value, str) and ":" not in value:
@@ -191,11 +191,11 @@ def _patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-def _share(value: Any) -> Any:
+def _share(value: object) -> object:
     return parse_percent(value) if isinstance(value, str) else value
 
 
-def _shrinking(value: Any) -> Any:
+def _shrinking(value: object) -> object:
     """A share of what was there before; like the next one written as a percentage, and only so."""
     if isinstance(value, float):
         return value
@@ -204,7 +204,7 @@ def _shrinking(value: Any) -> Any:
     return parse_percent(value)
 
 
-def _growing(value: Any) -> Any:
+def _growing(value: object) -> object:
     if value == "any" or isinstance(value, float):
         return value
     if not isinstance(value, str):
@@ -217,7 +217,7 @@ def _growing(value: Any) -> Any:
     return factor
 
 
-def _one_or_many(value: Any) -> Any:
+def _one_or_many(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
@@ -253,7 +253,7 @@ class BandwidthStep(BaseModel):
     bytes_per_s: float | None
 
 
-def _bandwidth(value: Any) -> Any:
+def _bandwidth(value: object) -> object:
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, list | tuple):
