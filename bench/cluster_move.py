@@ -47,7 +47,7 @@ def on_node(site_file: str) -> None:
         move.to_passive(opened, run, to=ALTERNATE, progress=QUIET, cancel=Cancel())
         print(time.monotonic() - began)
         if opened.local_node == ALTERNATE:
-            move.settle(opened, BACK, progress=QUIET)
+            move.drop_move_constraint(opened, BACK, progress=QUIET)
 
 
 def ours(server: PacemakerServer, site: ClusterSite, node: str) -> float:

@@ -34,7 +34,7 @@ def check_node(site: Site) -> State[Any]:
         site: The site.
     """
     with at_work():
-        return Completed(message=everywhere.look_here(site.open()).dump())
+        return Completed(message=everywhere.inspect_here(site.open()).dump())
 
 
 @flow(name="check-everywhere", flow_run_name="check every node", persist_result=False)
@@ -48,7 +48,7 @@ def check_everywhere(site: Site) -> State[Any]:
         here = opened(site)
         if here.local_node is None:
             # One machine plays every node.
-            findings = everywhere.look_here(site.open()).findings_of("")
+            findings = everywhere.inspect_here(site.open()).findings_of("")
         else:
             nodes = [node.name for node in here.file.nodes]
             with ThreadPoolExecutor(max_workers=len(nodes), thread_name_prefix="check") as pool:
@@ -70,7 +70,7 @@ def _ask(here: OpenSite, site: Site, node: str) -> everywhere.NodeAnswer:
     asked = here.clock.now()
     try:
         state = run_on(node, check_node, site, key=f"by hand/{uuid4()}")
-        seen = everywhere.Seen.load(state.message or "") if state.is_completed() else None
+        seen = everywhere.NodeState.load(state.message or "") if state.is_completed() else None
         why = "" if seen is not None else state.message or f"its check ended {state.name}"
     except NightferryError as error:
         return everywhere.NodeAnswer(node, None, asked, here.clock.now(), error.message)

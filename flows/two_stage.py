@@ -19,7 +19,7 @@ from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import ConfigError, GroupStopping, NodeAway
 from nightferry.model.records import RunRecord
 from nightferry.night.gate import evaluate, require_newest
-from nightferry.night.move import settle, wait_for_service
+from nightferry.night.move import drop_move_constraint, wait_for_service
 from nightferry.night.report import night_result
 from nightferry.night.run import begin_run, end_run, lock_key, must_drain, run_lock, set_state
 from nightferry.site.nodes import has_disk
@@ -195,7 +195,7 @@ def night(
     CANCEL.check()
     if streamed.name != COPY_MISSING:
         require_success(streamed)
-    settle(here, back_group, progress=PrefectProgress())
+    drop_move_constraint(here, back_group, progress=PrefectProgress())
     result = night_result(here, here.catalog.run(run.run))
     if must_drain(here, back_group):
         set_state(here, result.run, state="drained", result="partial")

@@ -135,7 +135,7 @@ class _Elsewhere:
             ours = run.parameters.get("lock") == self._parameters.get("lock")
             ended = self._wait(run)
             if ours:
-                return told(self._flow.name, self._node, ended)
+                return with_own_error(self._flow.name, self._node, ended)
             # A run that a killed caller left: it ended, or was ended, because that one's lock is gone.
         raise NodeAway(f"{self._deployment} was tried too many times", subject=self._node)
 
@@ -292,7 +292,7 @@ class _Elsewhere:
             time.sleep(POLL_RUN_S)
 
 
-def told(flow: str, node: str, state: State[Any]) -> State[Any]:
+def with_own_error(flow: str, node: str, state: State[Any]) -> State[Any]:
     """A child's final state as the caller's own subflow would have left it: with our error where it failed."""
     if state.is_completed():
         return state

@@ -32,7 +32,7 @@ AsOf = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Way:
+class RestoreOptions:
     """From where, and how what comes back is written: options that all restores have.
 
     Parameters
@@ -75,7 +75,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class GroupWay(Way):
+class GroupOptions(RestoreOptions):
     """The same of several images."""
 
     dry_run: Annotated[
@@ -84,8 +84,8 @@ class GroupWay(Way):
     ] = False
 
 
-_AS_EVER = Way()
-_GROUP_AS_EVER = GroupWay()
+_DEFAULTS = RestoreOptions()
+_GROUP_DEFAULTS = GroupOptions()
 
 
 @app.command
@@ -97,7 +97,7 @@ def files(
     to: Path,
     as_of: AsOf = None,
     image: OneImage = None,
-    way: Way = _AS_EVER,
+    options: RestoreOptions = _DEFAULTS,
 ) -> int:
     """Restores files to DIR/path-inside-the-store. What is there already stays, unless --overwrite says else.
 
@@ -118,7 +118,7 @@ def files(
             hint="name files or patterns; `nightferry restore store` restores all",
             subject=store,
         )
-    return _run(store, patterns, to, as_of, image, way)
+    return _run(store, patterns, to, as_of, image, options)
 
 
 @app.command
@@ -131,7 +131,7 @@ def store(
     yes: bool = False,
     as_of: AsOf = None,
     image: OneImage = None,
-    way: Way = _AS_EVER,
+    options: RestoreOptions = _DEFAULTS,
 ) -> int:
     """Restores a whole store, to a folder or in place.
 
@@ -154,14 +154,14 @@ def store(
             "a store is restored either --to DIR or --in-place", hint="use one of the two", subject=store
         )
     if to is not None:
-        return _run(store, (), to, as_of, image, way)
-    if not yes and not way.dry_run:
+        return _run(store, (), to, as_of, image, options)
+    if not yes and not options.dry_run:
         raise ConfigError(
             f"restoring {store} in place replaces what is there",
             hint="add --yes; the old content stays beside it as PATH.before-RUN",
             subject=store,
         )
-    return _in_place(store, as_of, image, way)
+    return _in_place(store, as_of, image, options)
 
 
 @app.command
@@ -172,7 +172,7 @@ def group(
     to: Path,
     as_of: str | None = None,
     until: str | None = None,
-    way: GroupWay = _GROUP_AS_EVER,
+    options: GroupOptions = _GROUP_DEFAULTS,
 ) -> int:
     """Restores every store of a storage group, each to DIR/STORE.
 
@@ -199,12 +199,12 @@ def group(
         raise NotInThisRelease(
             "replaying a log (`--until`) is not in this release", hint="leave --until out", subject=group
         )
-    writing = way.writing()
+    writing = options.writing()
     session = current()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
         when = parse_moment(as_of, site) if as_of else None
-        plans = plan_group(site, group, to.resolve(), as_of=when, copy=way.copy)
-        if way.dry_run:
+        plans = plan_group(site, group, to.resolve(), as_of=when, copy=options.copy)
+        if options.dry_run:
             documents = [plan.as_json() for plan in plans]
             shown = [
                 [
@@ -247,16 +247,16 @@ def _run(
     to: Path,
     as_of: str | None,
     image: str | None,
-    way: Way,
+    options: RestoreOptions,
 ) -> int:
     from nightferry.restore import restore as ops
     from nightferry.site.opened import OpenSite
 
-    session, writing = current(), way.writing()
+    session, writing = current(), options.writing()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
         found, moment = chosen_image(session, site, store, as_of, image)
-        plan = ops.plan_restore(site, found, patterns, to.resolve(), copy=way.copy)
-        if way.dry_run:
+        plan = ops.plan_restore(site, found, patterns, to.resolve(), copy=options.copy)
+        if options.dry_run:
             plan = ops.look_for_recalls(site, plan)
             report = ops.forecast(site, plan, writing=writing, cancel=session.cancel)
             _show_plan(session, plan, moment, report)
@@ -269,18 +269,18 @@ def _in_place(
     store: str,
     as_of: str | None,
     image: str | None,
-    way: Way,
+    options: RestoreOptions,
 ) -> int:
     from nightferry.restore import in_place as ops
     from nightferry.restore.in_place import store_in_use
     from nightferry.restore.restore import look_for_recalls
     from nightferry.site.opened import OpenSite
 
-    session, writing = current(), way.writing()
+    session, writing = current(), options.writing()
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
         found, moment = chosen_image(session, site, store, as_of, image)
-        if way.dry_run:
-            plan = look_for_recalls(site, ops.plan_in_place(site, found, copy=way.copy))
+        if options.dry_run:
+            plan = look_for_recalls(site, ops.plan_in_place(site, found, copy=options.copy))
             path = ops.store_path_of(site, found)
             use = store_in_use(path)
             _show_plan(session, replace(plan, target=path), moment, in_use=use.processes)
@@ -288,7 +288,7 @@ def _in_place(
         done = ops.restore_in_place(
             site,
             found,
-            copy=way.copy,
+            copy=options.copy,
             writing=writing,
             progress=session.out.progress,
             cancel=session.cancel,

@@ -52,7 +52,7 @@ def disk(group: str, path: Path, configured: Configured, *, here: bool) -> Itera
             f"unmount {mount.point}",
         )
         return
-    uuid = _said_of("blkid", "--probe", "--match-tag", "UUID", "--output", "value", mount.source)
+    uuid = _output_of("blkid", "--probe", "--match-tag", "UUID", "--output", "value", mount.source)
     kept = tuple(_keeps_second_away(group, mount.source, mount.kind, configured))
     text = f"{group}: {mount}, UUID {uuid or 'unknown'}; against a second node: {', '.join(kept) or 'fencing alone'}"
     yield Finding(
@@ -98,12 +98,12 @@ def _keeps_second_away(group: str, source: str, kind: str, configured: Configure
 
 
 def _features(source: str) -> list[str]:
-    said = _said_of("dumpe2fs", "-h", source)
+    said = _output_of("dumpe2fs", "-h", source)
     line = next((line for line in said.splitlines() if line.startswith("Filesystem features:")), "")
     return line.split()[2:]
 
 
-def _said_of(tool: str, *arguments: str) -> str:
+def _output_of(tool: str, *arguments: str) -> str:
     """What a tool says of a device; nothing where it is not there, or may not look."""
     program = shutil.which(tool, path=CLEAN_ENVIRONMENT["PATH"])
     if program is None:

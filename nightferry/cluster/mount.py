@@ -80,10 +80,10 @@ def _parse(table: str) -> Iterator[Mount]:
     """Source: Linux, Documentation/filesystems/proc.rst, 3.5."""
     for line in table.splitlines():
         fields, _, rest = line.partition(" - ")
-        words, about = fields.split(" "), rest.split(" ")
+        words, details = fields.split(" "), rest.split(" ")
         major, _, minor = words[2].partition(":")
         device = os.makedev(int(major), int(minor))
-        yield Mount(int(words[0]), device, 0, _plain(words[4]), _plain(about[1]), about[0])
+        yield Mount(int(words[0]), device, 0, _plain(words[4]), _plain(details[1]), details[0])
 
 
 def _plain(word: str) -> str:

@@ -49,7 +49,7 @@ class ConstraintRegister(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Inspection:
     """One look at everything that a plan depends on. ``own``: our constraint on the group, if there is one."""
 
     status: ClusterStatus
@@ -135,11 +135,11 @@ class PacemakerCluster:
         return view.owner
 
     def plan(self, group: str, target: str) -> MovePlan:
-        return self._plan(self._look(group, target), group, target)
+        return self._plan(self._inspect(group, target), group, target)
 
     def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
         cancel.check()
-        look = self._look(plan.group, plan.target)
+        look = self._inspect(plan.group, plan.target)
         fresh = self._plan(look, plan.group, plan.target)
         plan.require_still(fresh)
         if fresh.is_noop:
@@ -160,13 +160,13 @@ class PacemakerCluster:
         """Takes our constraint back, unless the group would leave its node for that: then it stays until the
         next move."""
         self._require_known(group)
-        look = self._look_at(group)
+        look = self._inspect_group(group)
         if not look.status.quorate:
             raise ClusterError(f"the constraint on {group} stays: no quorum here", subject=group)
         if look.own is not None and not self._would_act_without(look.own, look.cib):
             self._take_back(look.own, "released")
 
-    def _keep(self, plan: MovePlan, run: str, look: _Look) -> None:
+    def _keep(self, plan: MovePlan, run: str, look: _Inspection) -> None:
         """Leaves nothing of ours that could carry the group away from where it is: a constraint on a node that died
         would as soon as the node is back."""
         own = look.own
@@ -197,7 +197,7 @@ class PacemakerCluster:
             self._register.take_back(group, reason)
         return gone
 
-    def _record(self, plan: MovePlan, run: str, look: _Look) -> None:
+    def _record(self, plan: MovePlan, run: str, look: _Inspection) -> None:
         self._register.place(
             plan.group,
             plan.target,
@@ -232,19 +232,19 @@ class PacemakerCluster:
 
     # -- what stands in the way ---------------------------------------------------------------
 
-    def _look(self, group: str, target: str) -> _Look:
+    def _inspect(self, group: str, target: str) -> _Inspection:
         self._require_known(group)
         if target not in (names := [spec.name for spec in self._nodes]):
             raise choose(target, names, "node")
-        return self._look_at(group)
+        return self._inspect_group(group)
 
-    def _look_at(self, group: str) -> _Look:
+    def _inspect_group(self, group: str) -> _Inspection:
         status = self._settled(group, self._tools)
         cib = self._tools.cib()
         configured = read_cib(cib)
-        return _Look(status, cib, configured, self._own_pin(group, configured))
+        return _Inspection(status, cib, configured, self._own_pin(group, configured))
 
-    def _plan(self, look: _Look, group: str, target: str) -> MovePlan:
+    def _plan(self, look: _Inspection, group: str, target: str) -> MovePlan:
         here = self._group_view(group, look.status)
         problems = self._standing_problems(here, look.status)
         if here.owner != target and not problems:
@@ -263,7 +263,7 @@ class PacemakerCluster:
             problems.append(f"{here.name} is {here.state} on {here.owner or 'no node'}: {here.note}")
         return problems
 
-    def _moving_problems(self, group: str, source: str, target: str, look: _Look) -> list[str]:
+    def _moving_problems(self, group: str, source: str, target: str, look: _Inspection) -> list[str]:
         status = look.status
         problems = []
         if not status.fencing and not self._allow_without_fencing:
@@ -292,7 +292,7 @@ class PacemakerCluster:
         ]
         return problems
 
-    def _simulated(self, plan: MovePlan, look: _Look) -> MovePlan:
+    def _simulated(self, plan: MovePlan, look: _Inspection) -> MovePlan:
         """Requires the simulated cluster to move each member from source to target, and nothing else."""
         asked = (plan, look.cib)
         if self._last_simulated is not None and self._last_simulated[0] == asked:

@@ -58,8 +58,8 @@ def not_accepted(catalog: Catalog) -> NotAccepted | None:
     )
 
 
-class _Said:
-    is_said = False
+class _Warned:
+    is_done = False
     """Whether it was said that the catalog is a rebuilt one."""
 
 
@@ -67,8 +67,8 @@ def warn_unaccepted(site: OpenSite) -> None:
     """Says, once for a process, where a rebuilt catalog came from that nobody accepted: what is restored by it is as
     whoever could write to that destination left it."""
     open_ones = [record for record in site.catalog.all(RebuildRecord) if not record.accepted]
-    if open_ones and not site.part(_Said).is_said:
-        site.part(_Said).is_said = True
+    if open_ones and not site.part(_Warned).is_done:
+        site.part(_Warned).is_done = True
         newest = open_ones[-1]
         begun = f" ({newest.begun_from})" if newest.begun_from else ", without a copy of the catalog"
         site.warn(
@@ -121,10 +121,10 @@ def accept(site: OpenSite, *, reason: str = "", renamed_from: str = "", dry_run:
         return Accepted(pending[-1].model_copy(update={"missing": update["missing"]}), given_up=lost)
     for record in pending:
         site.catalog.append(record.model_copy(update=update))
-    return Accepted(pending[-1].model_copy(update=update), given_up=tuple(settle_accepted(site)))
+    return Accepted(pending[-1].model_copy(update=update), given_up=tuple(reconcile_accepted(site)))
 
 
-def settle_accepted(site: OpenSite) -> list[str]:
+def reconcile_accepted(site: OpenSite) -> list[str]:
     """Gives up what was missing when a rebuilt catalog was accepted, and is seen to be lost now; returns its names."""
     found: list[str] = []
     for record in site.catalog.all(RebuildRecord):

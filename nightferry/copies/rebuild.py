@@ -409,7 +409,7 @@ def _in_order(found: Iterable[Found], catalog: Catalog) -> list[Found]:
     """Copies in the order in which their images were made: as it stands beside them; of releases that did not write it,
     by the images' stamps. A record that was made again from the image itself does not say it: that image comes with the
     others of its run, or after those of the last night before its own, and is recorded so."""
-    records = {one.image: _said(one) for one in found}
+    records = {one.image: _record_beside(one) for one in found}
     orders = {image.image: catalog.order_of(image.image) for image in catalog.images()}
     orders |= {name: said.order for name, said in records.items() if said is not None and said.order}
     placed = []
@@ -424,7 +424,7 @@ def _in_order(found: Iterable[Found], catalog: Catalog) -> list[Found]:
     return [one for *_, one in sorted(placed, key=lambda each: each[:3])]
 
 
-def _said(found: Found) -> ImageRecord | None:
+def _record_beside(found: Found) -> ImageRecord | None:
     try:
         said = image_of(found.meta)
     except ValidationError:

@@ -27,7 +27,7 @@ _LONGEST = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NodeState:
     """What one node sees."""
 
     version: str
@@ -49,7 +49,7 @@ class Seen:
         return json.dumps(told)
 
     @classmethod
-    def load(cls, text: str) -> Seen:
+    def load(cls, text: str) -> NodeState:
         """The opposite of ``dump``.
 
         Raises:
@@ -75,14 +75,14 @@ class NodeAnswer:
     """What came back from a node. ``asked`` and ``answered`` are by the asking node's clock."""
 
     node: str
-    seen: Seen | None
+    seen: NodeState | None
     asked: datetime
     answered: datetime
     why: str = ""
     """Why nothing came back."""
 
 
-def look_here(loaded: LoadedSite, clock: Clock = SYSTEM_CLOCK) -> Seen:
+def inspect_here(loaded: LoadedSite, clock: Clock = SYSTEM_CLOCK) -> NodeState:
     """What this node sees now."""
     catalog = ""
     try:
@@ -91,7 +91,7 @@ def look_here(loaded: LoadedSite, clock: Clock = SYSTEM_CLOCK) -> Seen:
             catalog = f"{runs[-1].run} of {runs[-1].started.isoformat()}" if runs else "new"
     except NightferryError as error:
         log.warning("the catalog cannot be read here: %s", error.message)
-    return Seen(
+    return NodeState(
         version=nightferry.__version__,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         site_digest=loaded.digest,

@@ -38,7 +38,7 @@ def to_active(site: OpenSite, run: RunRecord, *, progress: Progress, cancel: Can
     require_here(site, run.node, f"stage one of {run.run}")
     waits = site.file.back_group(run.back_group).on_overrun != "skip"
     node = _when_free(site, run, run.node, waits=waits, progress=progress, cancel=cancel)
-    settle(site, run.back_group, progress=progress)
+    drop_move_constraint(site, run.back_group, progress=progress)
     if site.local_node is not None:
         # Whoever began the run may not have seen the disk.
         clear_orphans(site, run.back_group, cancel=cancel)
@@ -145,7 +145,7 @@ def take_over(site: OpenSite, back_group: str, *, progress: Progress, cancel: Ca
     _when_free(site, newest, site.local_node, waits=True, progress=progress, cancel=cancel)
 
 
-def settle(site: OpenSite, back_group: str, *, progress: Progress) -> None:
+def drop_move_constraint(site: OpenSite, back_group: str, *, progress: Progress) -> None:
     """Takes back what the move here left in the cluster, once nothing depends on it any more.
 
     When that fails, or the group would leave its node for it, `check` and the next move deal with it.
@@ -208,7 +208,7 @@ def move_ungated(
         site.catalog.append(known.model_copy(update={"run": run, "at": site.clock.now()}))
     with _hooked(site, back_group, to, run, progress=progress, cancel=cancel):
         node = _move(site, back_group, to, run, progress=progress, cancel=cancel, new_disk=True)
-    settle(site, back_group, progress=progress)
+    drop_move_constraint(site, back_group, progress=progress)
     return node
 
 

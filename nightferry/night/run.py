@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from nightferry.catalog.locks import RunLock
 from nightferry.clock import CLOCKS_APART
-from nightferry.copies.accept import settle_accepted
+from nightferry.copies.accept import reconcile_accepted
 from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
 from nightferry.model.records import RunRecord, SelectionRecord
 from nightferry.plan.window import next_run_name, night_start, window_of, window_start
@@ -265,7 +265,7 @@ def begin_run(
     must_follow = bool(clock_is_right) and accept_clock(site, clock_is_right) is not None
     # By this node's own clock, not by ``moment``: what is stamped from here on is stamped by it.
     require_plausible_clock(site, "no night begins")
-    for image in settle_accepted(site):
+    for image in reconcile_accepted(site):
         site.warn(
             f"{image} is given up: the catalog was rebuilt and accepted without it, and its disk no longer has it"
         )

@@ -180,7 +180,7 @@ def _absent(image: ImageRecord, chosen: Sequence[IndexRow], *, named: bool) -> I
             yield Absent(row.path, f"not in the image: {reasons.get(row.outcome, row.outcome)}", tolerated)
 
 
-def _tell_absent(plan: RestorePlan, tree: TargetTree) -> None:
+def _report_absent(plan: RestorePlan, tree: TargetTree) -> None:
     for path, why, tolerated in plan.absent:
         (tree.lose if tolerated else tree.refuse)(path, why)
 
@@ -272,12 +272,12 @@ def restore(
         writing.into(plan.target) as tree,
     ):
         _require_no_journals(plan)
-        _tell_absent(plan, tree)
+        _report_absent(plan, tree)
         done: set[bytes] = set()
         turns = Turns(site, plan.sources)
         for place in turns:
             try:
-                progress.say(_road(plan, place), subject=subject)
+                progress.say(_describe_source(plan, place), subject=subject)
                 turns.ready(place, progress=progress, cancel=stop)
                 with (
                     working_on(
@@ -315,7 +315,7 @@ def restore(
     raise next(error for error in errors if error.exit_code == gravest)
 
 
-def _road(plan: RestorePlan, place: Choice) -> str:
+def _describe_source(plan: RestorePlan, place: Choice) -> str:
     """Which way was chosen, and what the others would have taken."""
     others = [f"{p.source} {format_duration(p.expected_s)}" for p in plan.sources if p is not place]
     away = f", {', '.join(place.offsite)} must be brought back first" if place.offsite else ""
@@ -337,7 +337,7 @@ def forecast(
         writing.into(plan.target) as tree,
     ):
         _require_no_journals(plan)
-        _tell_absent(plan, tree)
+        _report_absent(plan, tree)
         return extract(reader, plan.rows, tree, dry_run=True, cancel=cancel)
 
 

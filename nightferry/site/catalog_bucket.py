@@ -126,7 +126,7 @@ class BucketStorage:
         """
         self.require_claims()
         mark = secrets.token_hex(16)
-        claim = self._said(path, data) | {"Metadata": {_MARK: mark}}
+        claim = self._parameters(path, data) | {"Metadata": {_MARK: mark}}
         with self._errors("write"):
             for _ in range(_TRIES):
                 made = self.bucket.call("put_object", IfNoneMatch="*", unless=(409, 412), **claim)
@@ -143,7 +143,7 @@ class BucketStorage:
 
     def replace(self, path: str, data: Content) -> None:
         with self._errors("write"):
-            self.bucket.call("put_object", **self._said(path, whole(data)))
+            self.bucket.call("put_object", **self._parameters(path, whole(data)))
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
         keys = [{"Key": self.bucket.key(f"{folder}/{name}")} for name in names]
@@ -190,7 +190,7 @@ class BucketStorage:
         """Closes the connections."""
         self.bucket.close()
 
-    def _said(self, path: str, data: bytes) -> dict[str, Any]:
+    def _parameters(self, path: str, data: bytes) -> dict[str, Any]:
         return {"Key": self.bucket.key(path), "Body": data, **proof(data, checksums=False)}
 
     @contextmanager

@@ -93,7 +93,7 @@ def stage_two(
                 except NightferryError as error:
                     failed.append(error)
             room.free_staging(opened, record.back_group)
-        move.settle(opened, record.back_group, progress=progress)
+        move.drop_move_constraint(opened, record.back_group, progress=progress)
         result = night_result(opened, record)
         if must_drain(opened, record.back_group):
             run.set_state(opened, record, state="drained", result="partial")

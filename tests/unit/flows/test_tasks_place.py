@@ -16,17 +16,17 @@ from nightferry.cli.backup import _own_error
 from nightferry.errors import Cancelled as Stopped
 from nightferry.errors import GateClosed, NightferryError, PartFailed, PrefectRequired, in_tree
 from tasks.part import as_own
-from tasks.place import told
+from tasks.place import with_own_error
 
 
 def test_what_went_well_is_handed_on():
     state = Completed(message="every store is staged")
-    assert told("stage-one", "TEX-ACTV-1", state) is state
+    assert with_own_error("stage-one", "TEX-ACTV-1", state) is state
 
 
 def test_an_error_of_ours_is_raised_as_the_same_error_again():
     message = "Flow run encountered an exception: GateClosed: the gate is held: SG1/a is missing"
-    state = told("move-group", "TEX-ACTV-1", Failed(message=message))
+    state = with_own_error("move-group", "TEX-ACTV-1", Failed(message=message))
     assert state.message == "the gate is held: SG1/a is missing"
     with pytest.raises(GateClosed, match=r"^the gate is held: SG1/a is missing$"):
         state.result()
@@ -56,7 +56,7 @@ def test_every_error_of_the_core_ends_with_the_exit_code_that_it_has_here(kind):
     here = in_tree(raised)  # as it leaves every flow
     assert (here.hint, here.subject) == ("fix it", "SG1/a")
     with pytest.raises(NightferryError, match=r"^a file\nof two lines: gone$") as there:
-        told("stage-one", "TEX-ACTV-1", as_sent(here)).result()
+        with_own_error("stage-one", "TEX-ACTV-1", as_sent(here)).result()
     assert there.value.exit_code == here.exit_code == kind.exit_code
     assert type(there.value) is type(here)
     assert isinstance(raised, type(there.value))
@@ -78,7 +78,7 @@ def test_every_error_of_the_core_ends_with_the_exit_code_that_it_has_here(kind):
 )
 def test_anything_else_names_the_flow_and_the_node(state, kind):
     with pytest.raises(NightferryError, match="stage-one on TEX-ACTV-1 ended") as raised:
-        told("stage-one", "TEX-ACTV-1", state).result()
+        with_own_error("stage-one", "TEX-ACTV-1", state).result()
     assert type(raised.value) is kind
     if raised.value.exit_code != 50:
         # What the command line says of the same end of its own flow.
@@ -97,10 +97,13 @@ def of_name(message: str) -> Exception:
 
 def test_a_part_that_was_stopped_is_no_named_outcome_of_the_night():
     with pytest.raises(Stopped):
-        as_own(told("stage-one", "TEX-ACTV-1", Cancelled(message="somebody stopped it")))
-    held = as_own(told("move-group", "TEX-ACTV-1", Failed(name="GateHeld", message="held: SG1/a")))
+        as_own(with_own_error("stage-one", "TEX-ACTV-1", Cancelled(message="somebody stopped it")))
+    held = as_own(with_own_error("move-group", "TEX-ACTV-1", Failed(name="GateHeld", message="held: SG1/a")))
     assert (held.name, held.message) == ("GateHeld", "held: SG1/a")
 
 
 def test_a_named_outcome_keeps_its_name():
-    assert told("move-group", "TEX-ACTV-1", Failed(name="GateHeld", message="held: SG1/a")).name == "GateHeld"
+    assert (
+        with_own_error("move-group", "TEX-ACTV-1", Failed(name="GateHeld", message="held: SG1/a")).name
+        == "GateHeld"
+    )

@@ -8,13 +8,20 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from nightferry.errors import IntegrityError
-from nightferry.health.everywhere import NodeAnswer, Seen, compare, dump_findings, load_findings, look_here
+from nightferry.health.everywhere import (
+    NodeAnswer,
+    NodeState,
+    compare,
+    dump_findings,
+    inspect_here,
+    load_findings,
+)
 from nightferry.model.findings import Finding
 from tests.support.small_site import SmallSite
 
 NOW = datetime(2026, 11, 30, 20, 0, tzinfo=UTC)
 WARNING = Finding("NF-STAGE-003", "warn", "a disk", "another disk")
-SEEN = Seen("0.1.0", "3.11", "a" * 64, NOW, "20261101-TEX-BACK-1 of 2026-11-01", (WARNING,))
+SEEN = NodeState("0.1.0", "3.11", "a" * 64, NOW, "20261101-TEX-BACK-1 of 2026-11-01", (WARNING,))
 
 
 def answer(node: str, **changes: object) -> NodeAnswer:
@@ -26,11 +33,11 @@ def ids(*answers: NodeAnswer) -> list[str]:
 
 
 def test_what_a_node_sees_is_the_same_at_the_other_end() -> None:
-    assert Seen.load(SEEN.dump()) == SEEN
+    assert NodeState.load(SEEN.dump()) == SEEN
     assert load_findings(dump_findings([WARNING])) == [WARNING]
     for text in ("", "[]", "{}", "null", '{"findings": 3}', SEEN.dump()[:-5]):
         with pytest.raises(IntegrityError):
-            Seen.load(text)
+            NodeState.load(text)
     with pytest.raises(IntegrityError):
         load_findings('{"a": 1}')
 
@@ -65,10 +72,10 @@ def test_a_node_without_its_catalog_still_tells(tmp_path) -> None:
     site = SmallSite(tmp_path).build()
     with site.open() as opened:
         loaded = opened.loaded
-        seen = look_here(loaded)
+        seen = inspect_here(loaded)
         assert (seen.catalog, seen.site_digest) == ("new", loaded.digest)
     (tmp_path / "catalog").rename(tmp_path / "away")
     (site.disk / ".nightferry").mkdir(exist_ok=True)
-    away = look_here(loaded)
+    away = inspect_here(loaded)
     assert away.catalog == ""
     assert "NF-CAT-001" in {f.id for f in away.findings}
