@@ -55,8 +55,8 @@ def check_everywhere(site: Site) -> State[Any]:
                 futures = [
                     pool.submit(contextvars.copy_context().run, _ask, here, site, node) for node in nodes
                 ]
-                seen = [future.result() for future in futures]
-            findings = everywhere.compare(seen)
+                answers = [future.result() for future in futures]
+            findings = everywhere.compare(answers)
         _show(findings)
         message = everywhere.dump_findings(findings)
         return (
@@ -67,14 +67,14 @@ def check_everywhere(site: Site) -> State[Any]:
 
 
 def _ask(here: OpenSite, site: Site, node: str) -> everywhere.NodeAnswer:
-    asked = here.clock.now()
+    requested = here.clock.now()
     try:
         state = run_on(node, check_node, site, key=f"by hand/{uuid4()}")
-        seen = everywhere.NodeState.load(state.message or "") if state.is_completed() else None
-        why = "" if seen is not None else state.message or f"its check ended {state.name}"
+        found = everywhere.NodeState.load(state.message or "") if state.is_completed() else None
+        why = "" if found is not None else state.message or f"its check ended {state.name}"
     except NightferryError as error:
-        return everywhere.NodeAnswer(node, None, asked, here.clock.now(), error.message)
-    return everywhere.NodeAnswer(node, seen, asked, here.clock.now(), why)
+        return everywhere.NodeAnswer(node, None, requested, here.clock.now(), error.message)
+    return everywhere.NodeAnswer(node, found, requested, here.clock.now(), why)
 
 
 def _show(findings: list[Finding]) -> None:

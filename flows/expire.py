@@ -40,21 +40,21 @@ def expire(
             for settings in here.file.destinations:
                 close_destination(here, settings.name)
         verb = "would expire" if dry_run else "expired"
-        said = f"{counted(len(done.gone), 'copy', 'copies')} {verb}, {format_size(done.freed_bytes)} freed"
+        summary = f"{counted(len(done.gone), 'copy', 'copies')} {verb}, {format_size(done.freed_bytes)} freed"
         if done.undelivered:
-            said += f"; no copy of the catalog delivered to {', '.join(done.undelivered)}"
+            summary += f"; no copy of the catalog delivered to {', '.join(done.undelivered)}"
         if done.refused is not None:
-            return Failed(name="Refused", message=f"{said}; needs a reason: {done.refused.message}")
+            return Failed(name="Refused", message=f"{summary}; needs a reason: {done.refused.message}")
         if done.exit_code:
             failed = sum(row.fate == "failed" for row in done.copies)
             away = "; ".join(f"{name}: {error.message}" for name, error in done.errors.items())
             return Failed(
                 name="Partial",
-                message=f"{said}; {counted(failed, 'copy', 'copies')} could not be removed; {away}".rstrip(
+                message=f"{summary}; {counted(failed, 'copy', 'copies')} could not be removed; {away}".rstrip(
                     "; "
                 ),
             )
-        return Completed(message=said)
+        return Completed(message=summary)
 
 
 @task(name="apply retention", cache_policy=NO_CACHE, persist_result=False)

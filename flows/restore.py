@@ -55,7 +55,7 @@ def restore_files(
             (``restore_overwrite``), ``always`` only on the command line.
         node: The node to restore on; empty: the one that has staging.
     """
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "store": store,
         "patterns": patterns,
         "to": to,
@@ -64,7 +64,7 @@ def restore_files(
         "copy_from": copy_from,
         "overwrite": overwrite,
     }
-    return _carry_out(site, node, restore_files, restore_task, asked)
+    return _carry_out(site, node, restore_files, restore_task, request)
 
 
 @flow(name="restore-store", flow_run_name="restore {store}", persist_result=False)
@@ -88,14 +88,14 @@ def restore_store(
         copy_from: Only from this destination, or ``staging``.
         node: The node to restore on; empty: the one that has staging.
     """
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "store": store,
         "to": to,
         "as_of": as_of,
         "image": image,
         "copy_from": copy_from,
     }
-    return _carry_out(site, node, restore_store, restore_task, asked)
+    return _carry_out(site, node, restore_store, restore_task, request)
 
 
 @flow(name="restore-group", flow_run_name="restore {group}", persist_result=False)
@@ -117,30 +117,30 @@ def restore_group(
         copy_from: Only from this destination, or ``staging``.
         node: The node to restore on; empty: the one that has staging.
     """
-    asked: dict[str, Any] = {"group": group, "to": to, "as_of": as_of, "copy_from": copy_from}
-    return _carry_out(site, node, restore_group, restore_group_task, asked)
+    request: dict[str, Any] = {"group": group, "to": to, "as_of": as_of, "copy_from": copy_from}
+    return _carry_out(site, node, restore_group, restore_group_task, request)
 
 
 def _carry_out(
-    site: Site, node: str | None, flow: Flow[..., Any], work: Task[..., bool], asked: dict[str, Any]
+    site: Site, node: str | None, flow: Flow[..., Any], work: Task[..., bool], request: dict[str, Any]
 ) -> State[Any]:
     """Does the work here, or the flow on the node that it is for; both take what was asked."""
-    what, to = asked.get("store") or asked["group"], asked["to"]
+    what, to = request.get("store") or request["group"], request["to"]
     with at_work():
         here = opened(site)
-        group = asked.get("group") or split_store(what)[0]
-        elsewhere = _elsewhere(here, site, group, node, flow, asked)
+        group = request.get("group") or split_store(what)[0]
+        elsewhere = _elsewhere(here, site, group, node, flow, request)
         if elsewhere is not None:
             return elsewhere
-        require_overwrite(here, asked.get("overwrite", "never"))
+        require_overwrite(here, request.get("overwrite", "never"))
         below_a_root(here, to)
-        if not work(site, **asked):
+        if not work(site, **request):
             return Failed(name="Partial", message="something was left out; see the report artifact")
         return Completed(message=f"{what} is back below {to}")
 
 
 def _elsewhere(
-    here: OpenSite, site: Site, group: str, node: str | None, flow: Flow[..., Any], asked: dict[str, Any]
+    here: OpenSite, site: Site, group: str, node: str | None, flow: Flow[..., Any], request: dict[str, Any]
 ) -> State[Any] | None:
     """The restore on the other node that it is for, ended; None when it is for this one."""
     if node is None:
@@ -151,7 +151,7 @@ def _elsewhere(
         wanted = here.file.node(node).name
     if wanted is None or runs_here(here, wanted):
         return None
-    return as_own(run_on(wanted, flow, site, key=f"by hand/{uuid4()}", node=wanted, **asked))
+    return as_own(run_on(wanted, flow, site, key=f"by hand/{uuid4()}", node=wanted, **request))
 
 
 def below_a_root(here: OpenSite, to: str) -> tuple[Path, Path]:
@@ -224,10 +224,10 @@ def restore_group_task(
     stores = of_group.restore_group(here, plans, writing=writing, progress=PrefectProgress(), cancel=CANCEL)
     lines = [f"# {safe_markdown(group)} restored"]
     for one in stores:
-        said = (
+        summary = (
             _lines(one.done) if one.done is not None else [f"Not restored: {safe_markdown(str(one.error))}"]
         )
-        lines += ["", f"## {safe_markdown(one.store)}", "", *said]
+        lines += ["", f"## {safe_markdown(one.store)}", "", *summary]
     _show(group, lines, target)
     for one in stores:
         if one.error is not None:

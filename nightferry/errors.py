@@ -306,8 +306,8 @@ def in_tree(error: NightferryError) -> NightferryError:
     known = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
     if known is type(error):
         return error
-    told: NightferryError = known(error.message, hint=error.hint, subject=error.subject)
-    return told
+    named: NightferryError = known(error.message, hint=error.hint, subject=error.subject)
+    return named
 
 
 _PRECEDENCE = (130, 143, 30, 60, 50, 20, 40, 70, 10, 2, 1, 3)

@@ -27,23 +27,23 @@ def prompt_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(_WAKE) is _awake:
         yield
         return
-    heard, told = os.pipe2(os.O_CLOEXEC)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
     ended = threading.Event()
-    os.set_blocking(told, False)
+    os.set_blocking(writer, False)
     waker = threading.Thread(
-        target=_wake, args=(heard, threading.main_thread().ident, ended), name="signals", daemon=True
+        target=_wake, args=(reader, threading.main_thread().ident, ended), name="signals", daemon=True
     )
     handler = signal.signal(_WAKE, _awake)
-    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     waker.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         ended.set()
-        os.close(told)
+        os.close(writer)
         waker.join()
-        os.close(heard)
+        os.close(reader)
         signal.signal(_WAKE, handler)
 
 
@@ -51,8 +51,8 @@ def _awake(number: int, frame: FrameType | None) -> None:
     """What wakes the main thread does nothing else."""
 
 
-def _wake(heard: int, main: int, ended: threading.Event) -> None:
-    while numbers := os.read(heard, 64):
+def _wake(reader: int, main: int, ended: threading.Event) -> None:
+    while numbers := os.read(reader, 64):
         if set(numbers) == {_WAKE}:
             continue
         for pause_s in _AFTER_S:

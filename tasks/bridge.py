@@ -93,10 +93,10 @@ def at_work() -> Iterator[None]:
         with _stoppable(), _cancelled_from_prefect():
             yield
     except NightferryError as error:
-        told = in_tree(error)
-        if told is error:
+        named = in_tree(error)
+        if named is error:
             raise
-        raise told from error
+        raise named from error
 
 
 @contextmanager

@@ -189,7 +189,7 @@ class _Elsewhere:
         began = time.monotonic()
         answered = began
         lost_since: float | None = None
-        said = False
+        announced = False
         heartbeats = Heartbeats(run.id)
         with get_client(sync_client=True) as client, _waiting(client) as waiting:
             while True:
@@ -219,8 +219,8 @@ class _Elsewhere:
                     elif now - (lost_since := lost_since or now) > LOST_S:
                         raise self._given_up(client, run.id, f"{self._node} was lost to the cluster")
                 elif now - began > LATE_S:
-                    if not said:
-                        said = True
+                    if not announced:
+                        announced = True
                         PrefectProgress().say(
                             f"waiting for a worker on {self._node} (queue {self._queue}) to take {self._flow.name}",
                             subject=self._node,
@@ -275,13 +275,13 @@ class _Elsewhere:
         """Asks the node to stop and waits until it has; a run that nobody took is gone at once. While the server is
         away it is asked again; a node that it never reaches stops when it finds the night's lock gone."""
         ends = time.monotonic() + (STOPPING_S if patience_s is None else patience_s)
-        asked = False
+        stop_requested = False
         while True:
             try:
-                if not asked:
+                if not stop_requested:
                     stopping: State[Any] = Cancelling(message="the night that this is a part of was stopped")
                     client.set_flow_run_state(run, stopping)
-                    asked = True
+                    stop_requested = True
                 state = client.read_flow_run(run).state
                 if state is not None and state.is_final():
                     return

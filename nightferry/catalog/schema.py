@@ -184,8 +184,8 @@ def encode_copy(rows: Sequence[Row], before: str) -> tuple[bytes, str]:
         rows: Every event.
         before: Digest of the copy before it at the same place; empty for the first.
     """
-    said = {_FORMAT_KEY: COPY_FORMAT, _DIGEST_KEY: _NO_DIGEST, _BEFORE_KEY: before}
-    data = _encode(rows, EVENT_SCHEMA.with_metadata(said))
+    metadata = {_FORMAT_KEY: COPY_FORMAT, _DIGEST_KEY: _NO_DIGEST, _BEFORE_KEY: before}
+    data = _encode(rows, EVENT_SCHEMA.with_metadata(metadata))
     (place,) = _PLACE_OF_DIGEST.finditer(data)
     digest = blake3(data).hexdigest()
     return data[: place.start(1)] + digest.encode() + data[place.end(1) :], digest
@@ -206,12 +206,12 @@ def decode_copy(data: Content, name: str) -> ProvedRows:
         digest = part_of(data, places[0], len(_NO_DIGEST)).decode()
         if len(places) > 1 or _digest_without(data, places[0]) != digest:
             raise CatalogError(f"{name} is damaged: its digest differs", subject=name)
-    rows, said = _decode(data, name, COPY_FORMAT if digest else FORMAT)
-    if not digest and _DIGEST_KEY in said:
+    rows, metadata = _decode(data, name, COPY_FORMAT if digest else FORMAT)
+    if not digest and _DIGEST_KEY in metadata:
         raise CatalogError(f"{name} is damaged: its digest is missing", subject=name)
     if rows and rows[0].sequence != 1:
         raise CatalogError(f"{name} begins at event {rows[0].sequence}, not at the first", subject=name)
-    return ProvedRows(rows, digest, said.get(_BEFORE_KEY, b"").decode(errors="replace"))
+    return ProvedRows(rows, digest, metadata.get(_BEFORE_KEY, b"").decode(errors="replace"))
 
 
 def _places_of_digest(data: Content) -> list[int]:
@@ -267,8 +267,8 @@ def _decode(data: Content, name: str, wanted: str) -> tuple[list[Row], dict[byte
     try:
         file = open_parquet(data)
         schema = file.schema_arrow
-        said = dict(schema.metadata or {})
-        found = said.get(_FORMAT_KEY, b"").decode(errors="replace")
+        metadata = dict(schema.metadata or {})
+        found = metadata.get(_FORMAT_KEY, b"").decode(errors="replace")
         if found != wanted or not schema.equals(EVENT_SCHEMA):
             raise CatalogError(
                 f"{name} is not of format {wanted} but {found or 'no catalog at all'}",
@@ -289,4 +289,4 @@ def _decode(data: Content, name: str, wanted: str) -> tuple[list[Row], dict[byte
     for before, after in itertools.pairwise(rows):
         if after.sequence != before.sequence + 1:
             raise CatalogError(f"{name} lacks event {before.sequence + 1}", subject=name)
-    return rows, said
+    return rows, metadata

@@ -33,7 +33,7 @@ def check(*, everywhere: bool = False) -> int:
     colours = {"fail": "bold red", "warn": "yellow", "note": "dim"}
     rows = [[f.id, Text(f.severity, style=colours[f.severity]), f.text, f.fix or None] for f in findings]
     counts = {s: sum(f.severity == s for f in findings) for s in ("fail", "warn", "note")}
-    said = ", ".join(
+    summary = ", ".join(
         [
             counted(counts["fail"], "failure"),
             counted(counts["warn"], "warning"),
@@ -43,7 +43,7 @@ def check(*, everywhere: bool = False) -> int:
     shown = [table(["id", "", "finding", "what to do"], rows)] if rows else []
     document = {"findings": findings, **counts, "exit_code": code}
     session.out.result(
-        document, *shown, "no problem found that would make tonight fail" if not code else said
+        document, *shown, "no problem found that would make tonight fail" if not code else summary
     )
     return code
 

@@ -32,7 +32,7 @@ def view() -> int:
     session = current()
     with OpenSite(session.load_site()) as site:
         site.catalog.refresh()
-        seen = site.cluster.view()
+        view = site.cluster.view()
         disks: list[dict[str, Any]] = []
         for back_group in site.file.back_groups:
             try:
@@ -50,29 +50,29 @@ def view() -> int:
                 )
             except ClusterError as error:
                 disks.append({"back_group": back_group.name, "path": back_group.path, "error": error.message})
-    fencing = {True: "on", False: "OFF", None: "unknown"}[seen.fencing]
-    document: dict[str, Any] = {"cluster": seen, "disks": disks}
-    unread = [f"{group.name} is {_where(group)}" for group in seen.groups if group.unread]
+    fencing = {True: "on", False: "OFF", None: "unknown"}[view.fencing]
+    document: dict[str, Any] = {"cluster": view, "disks": disks}
+    unread = [f"{group.name} is {_where(group)}" for group in view.groups if group.unread]
     failure = None
     if unread:
         failure = ClusterError(
             "; ".join(unread),
             hint="compare owner, state and states under [cluster] with what the command prints "
             "(docs/cluster-commands.md)",
-            subject=next(group.name for group in seen.groups if group.unread),
+            subject=next(group.name for group in view.groups if group.unread),
         )
         document |= failure.as_json()
     session.out.result(
         document,
-        f"{seen.kind}: {_quorum(seen)}, fencing {fencing}",
-        *(f"left by a move: {text}" for text in seen.constraints),
+        f"{view.kind}: {_quorum(view)}, fencing {fencing}",
+        *(f"left by a move: {text}" for text in view.constraints),
         table(
             ["node", "role", "usable", "note"],
-            [[n.name, n.role, "yes" if n.usable else "no", n.note or None] for n in seen.nodes],
+            [[n.name, n.role, "yes" if n.usable else "no", n.note or None] for n in view.nodes],
         ),
         table(
             ["group", "owner", "state", "note"],
-            [[g.name, g.owner, g.state, g.note or None] for g in seen.groups],
+            [[g.name, g.owner, g.state, g.note or None] for g in view.groups],
         ),
         table(
             ["BACK disk", "path", "token", "readers"],
@@ -194,10 +194,10 @@ def _where(group: GroupView) -> str:
     return f"{group.state} {at}: {group.note}"
 
 
-def _quorum(seen: ClusterView) -> str:
-    if not seen.quorate:
+def _quorum(view: ClusterView) -> str:
+    if not view.quorate:
         return "NO QUORUM"
-    return "quorum" if seen.kind == "pacemaker" else "quorum not checked"
+    return "quorum" if view.kind == "pacemaker" else "quorum not checked"
 
 
 def _token(disk: Mapping[str, object]) -> str:

@@ -167,14 +167,16 @@ def erase(
     with OpenSite(session.load_site(), progress=session.out.progress, cancel=session.cancel) as site:
         tape = media.holding(site, barcode, library)
         plan = media.plan_erasure(site, tape, barcode)
-        said = media.describe_erasure(plan)
+        description = media.describe_erasure(plan)
         if dry_run:
-            session.out.result({**plan.as_json(), "dry_run": True}, said)
+            session.out.result({**plan.as_json(), "dry_run": True}, description)
             return 0
         if not yes:
             which = f" --library {library}" if library else ""
             raise ConfigError(
-                said, hint=f"to do it: `nightferry media erase --yes {barcode}{which}`", subject=barcode
+                description,
+                hint=f"to do it: `nightferry media erase --yes {barcode}{which}`",
+                subject=barcode,
             )
         view = media.erase(site, tape, plan, reason)
     words = [f"{barcode} is erased: {_now(view)}"]

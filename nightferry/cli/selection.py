@@ -144,6 +144,6 @@ def _document(group: str) -> dict[str, Any]:
         site.catalog.refresh()
         fixed = site.catalog.selection(group)
         found = site.file.group(group)
-        said = {store.name: new_line(site, StoreRef(found, store)) for store in found.stores}
-        paths = {store: text for store, text in said.items() if text}
+        new_lines = {store.name: new_line(site, StoreRef(found, store)) for store in found.stores}
+        paths = {store: text for store, text in new_lines.items() if text}
         return show_document(found, fixed.stores if fixed else None, paths)

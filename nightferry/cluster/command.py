@@ -149,7 +149,7 @@ class CommandCluster:
             values = {"group": group, "node": target, "source": here.owner}
             thought = self._patiently(lambda: self._run(verb, values))
             if thought.code != 0:
-                problems.append(f"the cluster's own plan refuses it: {safe(thought.said())}")
+                problems.append(f"the cluster's own plan refuses it: {safe(thought.error_line())}")
         return MovePlan(group, here.owner, target, tuple(problems))
 
     def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
@@ -171,14 +171,14 @@ class CommandCluster:
     def _carry(self, plan: MovePlan, cancel: Cancel) -> None:
         values = {"group": plan.group, "node": plan.target, "source": plan.source}
         ended = self._clock.monotonic() + self._deadline_s
-        said = ""
+        reason = ""
         try:
             command = run_program(self._verbs.move.argv(values), deadline_s=self._deadline_s, cancel=cancel)
         except ClusterError as error:
-            said = f"; {error.message}"
+            reason = f"; {error.message}"
         else:
             if command.code != 0:
-                said = f"; its command printed: {safe(command.said())}"
+                reason = f"; its command printed: {safe(command.error_line())}"
         unmoved = 0
         while True:
             try:
@@ -188,16 +188,16 @@ class CommandCluster:
             if view.state == "started" and view.owner == plan.target:
                 return
             if view.state == "failed":
-                raise plan.failed(f"failed on {view.owner} on its way to {plan.target}{said}")
+                raise plan.failed(f"failed on {view.owner} on its way to {plan.target}{reason}")
             if view.state == "started" and view.owner not in ("", plan.source):
-                raise plan.failed(f"is on {view.owner} instead of {plan.target}{said}")
+                raise plan.failed(f"is on {view.owner} instead of {plan.target}{reason}")
             unmoved += view.state == "started"
-            if said and unmoved >= REFUSED_AFTER_POLLS:
-                raise plan.failed(f"stays on {plan.source}{said}")
+            if reason and unmoved >= REFUSED_AFTER_POLLS:
+                raise plan.failed(f"stays on {plan.source}{reason}")
             if self._clock.monotonic() >= ended:
                 raise plan.failed(
                     f"is {view.state} on {view.owner or 'no node'} ({view.note or 'no reason given'}) "
-                    f"{self._deadline_s:.0f} s after it was sent to {plan.target}{said}"
+                    f"{self._deadline_s:.0f} s after it was sent to {plan.target}{reason}"
                 )
             cancel.check()
             self._clock.sleep(POLL_S)
@@ -213,7 +213,7 @@ class CommandCluster:
         ended = self._patiently(lambda: self._run(verb, {"group": group}, cancel), cancel)
         if ended.code != 0:
             raise ClusterError(
-                f"what the move of {group} left in the cluster was not removed: {safe(ended.said())}",
+                f"what the move of {group} left in the cluster was not removed: {safe(ended.error_line())}",
                 subject=group,
             )
 
@@ -265,10 +265,10 @@ class CommandCluster:
         if self._verbs.view is None or self._verbs.up is None:
             return NodeView(spec.name, spec.role, online=True, usable=True, note="")
         values = {"node": spec.name}
-        looked = self._run(self._verbs.view, values, cancel)
-        word = read(self._verbs.up, _text(looked), values) if looked.code == 0 else None
+        ended = self._run(self._verbs.view, values, cancel)
+        word = read(self._verbs.up, _text(ended), values) if ended.code == 0 else None
         if word is None:
-            raise NoAnswer(f"its state cannot be read: {safe(looked.said())}", subject=spec.name)
+            raise NoAnswer(f"its state cannot be read: {safe(ended.error_line())}", subject=spec.name)
         usable = _is_among(word, self._verbs.up_words)
         online = usable or _is_among(word, self._verbs.paused_words)
         return NodeView(spec.name, spec.role, online, usable, note="" if usable else f"it is {safe(word)}")
@@ -304,13 +304,13 @@ class CommandCluster:
             NoAnswer: they cannot be read.
         """
         values = {"group": name}
-        looked = self._run(self._verbs.where, values, cancel)
-        owner = read(self._verbs.owner, _text(looked), values)
-        word = read(self._verbs.state, _text(looked), values)
-        if looked.code != 0 or owner is None or word is None:
+        ended = self._run(self._verbs.where, values, cancel)
+        owner = read(self._verbs.owner, _text(ended), values)
+        word = read(self._verbs.state, _text(ended), values)
+        if ended.code != 0 or owner is None or word is None:
             lacking = "owner" if owner is None else "state"
-            why = f"exit code {looked.code}" if looked.code != 0 else f"no {lacking} in its output"
-            raise NoAnswer(f"cannot read where {name} is: {why}: {safe(looked.said())}", subject=name)
+            why = f"exit code {ended.code}" if ended.code != 0 else f"no {lacking} in its output"
+            raise NoAnswer(f"cannot read where {name} is: {why}: {safe(ended.error_line())}", subject=name)
         known = next((n.name for n in self._nodes if owner.casefold() in _names_of(n)), None)
         if known is None:
             return GroupView(name, safe(owner), "unknown", "no such node in the site file", unread=True)

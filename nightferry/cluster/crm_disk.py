@@ -98,8 +98,8 @@ def _keeps_second_away(group: str, source: str, kind: str, configured: Configure
 
 
 def _features(source: str) -> list[str]:
-    said = _output_of("dumpe2fs", "-h", source)
-    line = next((line for line in said.splitlines() if line.startswith("Filesystem features:")), "")
+    output = _output_of("dumpe2fs", "-h", source)
+    line = next((line for line in output.splitlines() if line.startswith("Filesystem features:")), "")
     return line.split()[2:]
 
 

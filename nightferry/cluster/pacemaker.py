@@ -139,16 +139,16 @@ class PacemakerCluster:
 
     def move(self, plan: MovePlan, *, run: str, cancel: Cancel) -> None:
         cancel.check()
-        look = self._inspect(plan.group, plan.target)
-        fresh = self._plan(look, plan.group, plan.target)
+        inspection = self._inspect(plan.group, plan.target)
+        fresh = self._plan(inspection, plan.group, plan.target)
         plan.require_still(fresh)
         if fresh.is_noop:
-            self._keep(plan, run, look)
+            self._keep(plan, run, inspection)
             return
-        self._record(plan, run, look)
+        self._record(plan, run, inspection)
         try:
-            if placed := self._pin(self._tools.stopped_by(cancel), look.own, plan):
-                self._watch(plan, look.status, cancel)
+            if placed := self._pin(self._tools.stopped_by(cancel), inspection.own, plan):
+                self._watch(plan, inspection.status, cancel)
         except BaseException as error:
             self._undo(plan, error)
             raise
@@ -160,22 +160,22 @@ class PacemakerCluster:
         """Takes our constraint back, unless the group would leave its node for that: then it stays until the
         next move."""
         self._require_known(group)
-        look = self._inspect_group(group)
-        if not look.status.quorate:
+        inspection = self._inspect_group(group)
+        if not inspection.status.quorate:
             raise ClusterError(f"the constraint on {group} stays: no quorum here", subject=group)
-        if look.own is not None and not self._would_act_without(look.own, look.cib):
-            self._take_back(look.own, "released")
+        if inspection.own is not None and not self._would_act_without(inspection.own, inspection.cib):
+            self._take_back(inspection.own, "released")
 
-    def _keep(self, plan: MovePlan, run: str, look: _Inspection) -> None:
+    def _keep(self, plan: MovePlan, run: str, inspection: _Inspection) -> None:
         """Leaves nothing of ours that could carry the group away from where it is: a constraint on a node that died
         would as soon as the node is back."""
-        own = look.own
+        own = inspection.own
         if own is None or own.node == self._host(plan.target):
             return
-        if not self._would_act_without(own, look.cib):
+        if not self._would_act_without(own, inspection.cib):
             self._take_back(own, f"{plan.group} is on {plan.target}")
             return
-        self._record(plan, run, look)
+        self._record(plan, run, inspection)
         self._tools.replace(plan.group, self._host(plan.target))
 
     def _would_act_without(self, own: Pin, cib: bytes) -> bool:
@@ -197,13 +197,13 @@ class PacemakerCluster:
             self._register.take_back(group, reason)
         return gone
 
-    def _record(self, plan: MovePlan, run: str, look: _Inspection) -> None:
+    def _record(self, plan: MovePlan, run: str, inspection: _Inspection) -> None:
         self._register.place(
             plan.group,
             plan.target,
             run=run,
-            before=self._site_name(look.own.node) if look.own else "",
-            without_fencing=not look.status.fencing,
+            before=self._site_name(inspection.own.node) if inspection.own else "",
+            without_fencing=not inspection.status.fencing,
         )
 
     def check(self) -> list[Finding]:
@@ -244,13 +244,13 @@ class PacemakerCluster:
         configured = read_cib(cib)
         return _Inspection(status, cib, configured, self._own_pin(group, configured))
 
-    def _plan(self, look: _Inspection, group: str, target: str) -> MovePlan:
-        here = self._group_view(group, look.status)
-        problems = self._standing_problems(here, look.status)
+    def _plan(self, inspection: _Inspection, group: str, target: str) -> MovePlan:
+        here = self._group_view(group, inspection.status)
+        problems = self._standing_problems(here, inspection.status)
         if here.owner != target and not problems:
-            problems = self._moving_problems(group, here.owner, target, look)
+            problems = self._moving_problems(group, here.owner, target, inspection)
         plan = MovePlan(group, here.owner, target, tuple(problems))
-        return plan if problems or plan.is_noop else self._simulated(plan, look)
+        return plan if problems or plan.is_noop else self._simulated(plan, inspection)
 
     def _standing_problems(self, here: GroupView, status: ClusterStatus) -> list[str]:
         """Why nobody may rely on the group where it is."""
@@ -263,8 +263,8 @@ class PacemakerCluster:
             problems.append(f"{here.name} is {here.state} on {here.owner or 'no node'}: {here.note}")
         return problems
 
-    def _moving_problems(self, group: str, source: str, target: str, look: _Inspection) -> list[str]:
-        status = look.status
+    def _moving_problems(self, group: str, source: str, target: str, inspection: _Inspection) -> list[str]:
+        status = inspection.status
         problems = []
         if not status.fencing and not self._allow_without_fencing:
             problems.append(
@@ -287,24 +287,24 @@ class PacemakerCluster:
         problems += [f"failed before: {f}" for f in status.failures if f.is_of(found) and f.node in ends]
         problems += [
             f"{pin}, and nightferry did not set it"
-            for pin in look.configured.pins_of(found)
-            if pin != look.own
+            for pin in inspection.configured.pins_of(found)
+            if pin != inspection.own
         ]
         return problems
 
-    def _simulated(self, plan: MovePlan, look: _Inspection) -> MovePlan:
+    def _simulated(self, plan: MovePlan, inspection: _Inspection) -> MovePlan:
         """Requires the simulated cluster to move each member from source to target, and nothing else."""
-        asked = (plan, look.cib)
-        if self._last_simulated is not None and self._last_simulated[0] == asked:
+        question = (plan, inspection.cib)
+        if self._last_simulated is not None and self._last_simulated[0] == question:
             return self._last_simulated[1]
         source, target = self._host(plan.source), self._host(plan.target)
-        members = self._group(plan.group, look.status).members
+        members = self._group(plan.group, inspection.status).members
         wanted = {Action("move", member.name, source, target) for member in members}
-        would = set(self._tools.simulate(look.cib, lambda copy: self._pin(copy, look.own, plan)))
+        would = set(self._tools.simulate(inspection.cib, lambda copy: self._pin(copy, inspection.own, plan)))
         problems = [f"the cluster would also {action}" for action in sorted(map(str, would - wanted))]
         problems += [f"the cluster would not {action}" for action in sorted(map(str, wanted - would))]
         answer = replace(plan, problems=tuple(problems))
-        self._last_simulated = (asked, answer)
+        self._last_simulated = (question, answer)
         return answer
 
     def _pin(self, tools: CrmTools, own: Pin | None, plan: MovePlan) -> bool:

@@ -59,8 +59,8 @@ class Finished:
     stdout: bytes
     stderr: bytes
 
-    def said(self) -> str:
-        """What it said of its failure: the first non-empty line of stderr, else of stdout."""
+    def error_line(self) -> str:
+        """Why it failed: the first non-empty line of stderr, else of stdout."""
         lines = (self.stderr or self.stdout).decode(errors="replace").splitlines()
         return next((line.strip() for line in lines if line.strip()), f"exit status {self.code}")
 

@@ -141,7 +141,7 @@ class CrmTools:
             )
         ended = run_program([program, *arguments], deadline_s=ANSWER_S, env=self._env, cancel=self._cancel)
         if ended.code not in (0, accept):
-            meaning = MEANINGS.get(ended.code) or ended.said()
+            meaning = MEANINGS.get(ended.code) or ended.error_line()
             raise ClusterError(
                 f"{tool}: {meaning} (exit status {ended.code})",
                 hint=_HINTS.get(ended.code, f"run {tool} by hand on this node"),

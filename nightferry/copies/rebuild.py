@@ -411,7 +411,7 @@ def _in_order(found: Iterable[Found], catalog: Catalog) -> list[Found]:
     others of its run, or after those of the last night before its own, and is recorded so."""
     records = {one.image: _record_beside(one) for one in found}
     orders = {image.image: catalog.order_of(image.image) for image in catalog.images()}
-    orders |= {name: said.order for name, said in records.items() if said is not None and said.order}
+    orders |= {name: record.order for name, record in records.items() if record is not None and record.order}
     placed = []
     for one in found:
         record = records[one.image]
@@ -426,10 +426,10 @@ def _in_order(found: Iterable[Found], catalog: Catalog) -> list[Found]:
 
 def _record_beside(found: Found) -> ImageRecord | None:
     try:
-        said = image_of(found.meta)
+        record = image_of(found.meta)
     except ValidationError:
         return None
-    return said if said.image == found.image else None
+    return record if record.image == found.image else None
 
 
 def _order_beside(image: ImageRecord, orders: Mapping[str, int]) -> int:
@@ -551,13 +551,13 @@ def _image(catalog: Catalog, found: Found) -> ImageRecord:
     Raises:
         ConfigError, IntegrityError: see ``side_files.record_in``; or the catalog knows another image of that name.
     """
-    said = record_in(found)
+    beside = record_in(found)
     known = catalog.latest(ImageRecord, found.image)
-    if known is None or known.digest == said.digest:
-        return known or said
-    if known.started >= said.started:
+    if known is None or known.digest == beside.digest:
+        return known or beside
+    if known.started >= beside.started:
         raise IntegrityError(f"the catalog knows a newer image of that name, of {known.started:%F %H:%M} UTC")
-    return said
+    return beside
 
 
 def _moved(known: CopyRecord, copy: CopyRecord) -> bool:
@@ -566,8 +566,8 @@ def _moved(known: CopyRecord, copy: CopyRecord) -> bool:
 
 def _size(found: Found, image: ImageRecord) -> int:
     """Bytes of the copy's data as they lie there: an encoded one has another length than the image."""
-    said = found.location.get("size_bytes")
-    return said if isinstance(said, int) else image.size_bytes
+    size_bytes = found.location.get("size_bytes")
+    return size_bytes if isinstance(size_bytes, int) else image.size_bytes
 
 
 def _add_runs(catalog: Catalog, site: SiteFile, destination: str) -> None:

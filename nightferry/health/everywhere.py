@@ -42,11 +42,11 @@ class NodeState:
 
     def dump(self) -> str:
         """One line of JSON; a node with very many findings tells the first of them."""
-        told = asdict(self) | {
+        document = asdict(self) | {
             "at": self.at.isoformat(),
             "findings": [asdict(each) for each in self.findings[:_LONGEST]],
         }
-        return json.dumps(told)
+        return json.dumps(document)
 
     @classmethod
     def load(cls, text: str) -> NodeState:
@@ -56,9 +56,9 @@ class NodeState:
             IntegrityError: the text is something else.
         """
         try:
-            told = json.loads(text)
-            findings = tuple(Finding(**each) for each in told.pop("findings"))
-            return cls(**told | {"at": datetime.fromisoformat(told["at"]), "findings": findings})
+            document = json.loads(text)
+            findings = tuple(Finding(**each) for each in document.pop("findings"))
+            return cls(**document | {"at": datetime.fromisoformat(document["at"]), "findings": findings})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(
                 f"a node returned something other than its findings: {text[:80]!r}",
@@ -72,11 +72,11 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What came back from a node. ``asked`` and ``answered`` are by the asking node's clock."""
+    """What came back from a node. ``requested`` and ``answered`` are by the asking node's clock."""
 
     node: str
-    seen: NodeState | None
-    asked: datetime
+    state: NodeState | None
+    requested: datetime
     answered: datetime
     why: str = ""
     """Why nothing came back."""
@@ -104,9 +104,9 @@ def inspect_here(loaded: LoadedSite, clock: Clock = SYSTEM_CLOCK) -> NodeState:
 def compare(answers: list[NodeAnswer]) -> list[Finding]:
     """All findings of all nodes, and where the nodes do not agree. Pure."""
     findings: list[Finding] = []
-    there = [(a, a.seen) for a in answers if a.seen is not None]
+    there = [(a, a.state) for a in answers if a.state is not None]
     for answer in answers:
-        if answer.seen is None:
+        if answer.state is None:
             findings.append(
                 Finding(
                     "NF-NODE-001",
@@ -119,8 +119,8 @@ def compare(answers: list[NodeAnswer]) -> list[Finding]:
     findings += _differ(
         "NF-NODE-003", "use different site files", {a.node: s.site_digest[:12] for a, s in there}
     )
-    for answer, seen in there:
-        apart = max(answer.asked - seen.at, seen.at - answer.answered)
+    for answer, state in there:
+        apart = max(answer.requested - state.at, state.at - answer.answered)
         if apart > CLOCKS_APART:
             findings.append(
                 Finding(
@@ -130,7 +130,7 @@ def compare(answers: list[NodeAnswer]) -> list[Finding]:
                     "synchronize all nodes with the same time servers",
                 )
             )
-        if not seen.catalog:
+        if not state.catalog:
             findings.append(
                 Finding(
                     "NF-NODE-005",
@@ -139,7 +139,7 @@ def compare(answers: list[NodeAnswer]) -> list[Finding]:
                     "mount the catalog's folder on every node",
                 )
             )
-        findings += seen.findings_of(answer.node)
+        findings += state.findings_of(answer.node)
     findings += _differ(
         "NF-NODE-006", "see different catalogs", {a.node: s.catalog for a, s in there if s.catalog}
     )
@@ -149,8 +149,8 @@ def compare(answers: list[NodeAnswer]) -> list[Finding]:
 def _differ(id: str, what: str, values: dict[str, str]) -> list[Finding]:
     if len(set(values.values())) <= 1:
         return []
-    told = ", ".join(f"{node}: {value}" for node, value in sorted(values.items()))
-    return [Finding(id, "fail", f"the nodes {what} ({told})", "make them the same on every node")]
+    listed = ", ".join(f"{node}: {value}" for node, value in sorted(values.items()))
+    return [Finding(id, "fail", f"the nodes {what} ({listed})", "make them the same on every node")]
 
 
 def dump_findings(findings: list[Finding]) -> str:

@@ -268,10 +268,10 @@ class FramedReader:
         decompressor = self._decompressors.pop()  # no more frames are at work than there are threads
         try:
             # Read first: what a frame says of its length is what its decoder makes room for.
-            said = zstandard.get_frame_parameters(data)
+            parameters = zstandard.get_frame_parameters(data)
             if (
-                said.content_size != expected
-                or not said.has_checksum
+                parameters.content_size != expected
+                or not parameters.has_checksum
                 or int.from_bytes(data[-_CHECKSUM_BYTES:], "little") != self._checksums[number]
             ):
                 raise IntegrityError(

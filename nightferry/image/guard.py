@@ -199,31 +199,31 @@ def _how_it_ended(code: int, allowed_s: int) -> str:
     return f"reading it ended the process that tried by exit {code}"
 
 
-def _serve(asked: socket.socket) -> None:
+def _serve(requests: socket.socket) -> None:
     """The process apart: reads one file after the other, until nobody asks any more or one was refused."""
     from nightferry.image.proof import PROOFS
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     before = _data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (before + GUARD_MEMORY_BYTES, before + GUARD_MEMORY_BYTES))
-    asked.sendall(json.dumps({"why": "", "last": False}).encode())
+    requests.sendall(json.dumps({"why": "", "last": False}).encode())
     while True:
-        request, fds, _, _ = socket.recv_fds(asked, 1 << 16, 1)
+        request, fds, _, _ = socket.recv_fds(requests, 1 << 16, 1)
         if not request:
             return
-        said = json.loads(request)
+        job = json.loads(request)
         used = resource.getrusage(resource.RUSAGE_SELF)
-        until_s = int(used.ru_utime + used.ru_stime) + int(said["cpu_s"]) + 1
+        until_s = int(used.ru_utime + used.ru_stime) + int(job["cpu_s"]) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (until_s, resource.RLIM_INFINITY))
         why = ""
         try:
-            PROOFS[said["kind"]](Spooled(fds[0], int(said["size"])))
+            PROOFS[job["kind"]](Spooled(fds[0], int(job["size"])))
         except IntegrityError as error:
             why = str(error)[:1000]
         except MemoryError:
             why = f"reading it takes more than {GUARD_MEMORY_BYTES >> 20} MiB"
         last = bool(why) or _data_bytes() > before + _GROWN_BYTES
-        asked.sendall(json.dumps({"why": why, "last": last}).encode())
+        requests.sendall(json.dumps({"why": why, "last": last}).encode())
         if last:
             return
 

@@ -171,19 +171,19 @@ def _refuse(
     source: str, complaints: Iterable[tuple[KeyPath, str]], count: int, raw: dict[str, Any], lines: TomlLines
 ) -> ConfigError:
     """The error of ``count`` errors, with the words of the first ones."""
-    told: dict[str, None] = {}
+    messages: dict[str, None] = {}
     subject = ""
     for path, text in complaints:
         shown, text = _cut(_shown(path, raw)), _cut(text)
         line = lines.line(path)
         subject = subject or shown
-        told[f"{f'line {line}: ' if line else ''}{shown}: {text}" if shown else text] = None
-    if len(told) == 1 and count <= MOST_SHOWN:
-        return ConfigError(f"{source}, {next(iter(told))}", subject=subject)
+        messages[f"{f'line {line}: ' if line else ''}{shown}: {text}" if shown else text] = None
+    if len(messages) == 1 and count <= MOST_SHOWN:
+        return ConfigError(f"{source}, {next(iter(messages))}", subject=subject)
     if count > MOST_SHOWN:
-        told[f"and {count - MOST_SHOWN} more"] = None
+        messages[f"and {count - MOST_SHOWN} more"] = None
     return ConfigError(
-        f"{source}, {count if count > MOST_SHOWN else len(told)} errors:\n  " + "\n  ".join(told),
+        f"{source}, {count if count > MOST_SHOWN else len(messages)} errors:\n  " + "\n  ".join(messages),
         subject=subject,
     )
 

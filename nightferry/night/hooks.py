@@ -66,7 +66,7 @@ def hooked(
         HookFailed: a hook did not end with 0 within its deadline; names it, and the file with what it wrote.
     """
     hooks = [h for h in site.file.hooks if h.stage == stage and h.is_for(back_group)]
-    told = {
+    environment = {
         "NIGHTFERRY_SITE_NAME": site.file.name,
         "NIGHTFERRY_RUN": run,
         "NIGHTFERRY_STAGE": stage,
@@ -78,13 +78,13 @@ def hooked(
     state = HookedStage()
     try:
         for hook in _of(hooks, "before"):
-            _run(site, hook, told | {"NIGHTFERRY_WHEN": "before"}, progress, cancel)
+            _run(site, hook, environment | {"NIGHTFERRY_WHEN": "before"}, progress, cancel)
         yield state
     except BaseException:
-        for failed in _after(site, hooks, told, "failed", progress):
+        for failed in _after(site, hooks, environment, "failed", progress):
             log.error("%s", failed)
         raise
-    for failed in _after(site, hooks, told, state.result, progress):
+    for failed in _after(site, hooks, environment, state.result, progress):
         raise failed
 
 
@@ -93,7 +93,7 @@ def _of(hooks: list[Hook], when: HookWhen) -> list[Hook]:
 
 
 def _after(
-    site: OpenSite, hooks: list[Hook], told: dict[str, str], result: str, progress: Progress
+    site: OpenSite, hooks: list[Hook], environment: dict[str, str], result: str, progress: Progress
 ) -> list[NightferryError]:
     """Runs every ``after`` hook, whatever becomes of the others; returns those that failed."""
     failed: list[NightferryError] = []
@@ -103,7 +103,7 @@ def _after(
             _run(
                 site,
                 hook,
-                told | {"NIGHTFERRY_WHEN": "after", "NIGHTFERRY_RESULT": result},
+                environment | {"NIGHTFERRY_WHEN": "after", "NIGHTFERRY_RESULT": result},
                 progress,
                 Cancel(),
             )
@@ -112,17 +112,17 @@ def _after(
     return failed
 
 
-def _run(site: OpenSite, hook: Hook, told: dict[str, str], progress: Progress, cancel: Cancel) -> None:
+def _run(site: OpenSite, hook: Hook, environment: dict[str, str], progress: Progress, cancel: Cancel) -> None:
     named = f"hook {hook.name} {hook.when} {hook.stage}"
-    progress.say(f"{named}: runs", subject=told["NIGHTFERRY_BACK_GROUP"])
+    progress.say(f"{named}: runs", subject=environment["NIGHTFERRY_BACK_GROUP"])
     # It may open files on any disk of the night's that is here: its session is known to the reader agents.
-    groups = resource_groups(site, told["NIGHTFERRY_BACK_GROUP"])
+    groups = resource_groups(site, environment["NIGHTFERRY_BACK_GROUP"])
     try:
         with registered_work(groups, cancel, if_here=True) as stop:
             ended = run_program(
                 hook.command,
                 deadline_s=hook.deadline,
-                env=told,
+                env=environment,
                 cancel=stop,
                 registers=partial(program_on, groups),
                 keep_end_bytes=MOST_HOOK_OUTPUT_BYTES,
@@ -133,11 +133,11 @@ def _run(site: OpenSite, hook: Hook, told: dict[str, str], progress: Progress, c
         raise HookFailed(f"{named} failed: {error.message}", subject=hook.name) from error
     if ended.code != 0:
         how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-        kept = _keep_output(site, hook, told, how, ended)
+        kept = _keep_output(site, hook, environment, how, ended)
         raise HookFailed(f"{named} failed with {how}; what it wrote: {kept}", subject=hook.name)
 
 
-def _keep_output(site: OpenSite, hook: Hook, told: dict[str, str], how: str, ended: Finished) -> str:
+def _keep_output(site: OpenSite, hook: Hook, environment: dict[str, str], how: str, ended: Finished) -> str:
     """Keeps what a failed hook wrote on this node, where only this user reads it.
 
     It may say anything, secrets too, and no pattern finds them all: so none of it goes to a terminal, a log or
@@ -147,8 +147,8 @@ def _keep_output(site: OpenSite, hook: Hook, told: dict[str, str], how: str, end
     Returns:
         Where it lies; or why it could not be kept.
     """
-    name = f"{hook.name}.{hook.when}-{hook.stage}.{told['NIGHTFERRY_BACK_GROUP']}.txt"
-    head = f"{site.clock.now():%Y-%m-%d %H:%M:%S}Z  run {told['NIGHTFERRY_RUN']}  {how}\n"
+    name = f"{hook.name}.{hook.when}-{hook.stage}.{environment['NIGHTFERRY_BACK_GROUP']}.txt"
+    head = f"{site.clock.now():%Y-%m-%d %H:%M:%S}Z  run {environment['NIGHTFERRY_RUN']}  {how}\n"
     parts = [head.encode()]
     for title, output in (("stdout", ended.stdout), ("stderr", ended.stderr)):
         cut = (

@@ -85,7 +85,7 @@ def wait_for_service(site: OpenSite, back_group: str, *, progress: Progress, can
         Cancelled: while it waited.
     """
     ends = site.clock.monotonic() + SERVICE_S
-    said = False
+    announced = False
     while True:
         try:
             site.cluster.where(back_group)
@@ -93,8 +93,8 @@ def wait_for_service(site: OpenSite, back_group: str, *, progress: Progress, can
         except ClusterError as error:
             if site.clock.monotonic() >= ends:
                 raise
-            if not said:
-                said = True
+            if not announced:
+                announced = True
                 progress.say(f"waiting for the service of {back_group}: {error.message}", subject=back_group)
         cancel.check()
         site.clock.sleep(1.0)
@@ -171,9 +171,9 @@ def target_of(site: OpenSite, back_group: str, to: str | None = None) -> str:
         chosen = placement(site, view)[back_group]
         targets = [chosen] if chosen is not None else []
     if not targets:
-        asked = [to] if to else [node.name for node in site.file.targets(back_group)]
+        candidates = [to] if to else [node.name for node in site.file.targets(back_group)]
         raise ClusterError(
-            f"no passive node can take {back_group}: {', '.join(asked) or 'none is configured'}",
+            f"no passive node can take {back_group}: {', '.join(candidates) or 'none is configured'}",
             subject=back_group,
         )
     return targets[0]
@@ -235,16 +235,16 @@ def _hooked(
 def _retried(
     site: OpenSite, run: RunRecord, target: str, *, waits: bool, progress: Progress, cancel: Cancel
 ) -> str:
-    said = ""
+    last_message = ""
     while True:
         try:
             return _move(site, run.back_group, target, run.run, progress=progress, cancel=cancel)
         except BusyError as error:
             if not waits:
                 raise
-            if error.message != said:
+            if error.message != last_message:
                 progress.say(f"waiting: {error.message}")
-                said = error.message
+                last_message = error.message
         cancel.check()
         site.clock.sleep(1.0)
 

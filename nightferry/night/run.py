@@ -410,8 +410,8 @@ def _selection(
     for name in chosen:
         fixed = fixed_selection(site, name).stores
         if stores:
-            asked = [s.split("/", 1)[1] for s in stores if s.split("/", 1)[0] == name and "/" in s]
-            for store in asked:
+            named = [s.split("/", 1)[1] for s in stores if s.split("/", 1)[0] == name and "/" in s]
+            for store in named:
                 site.file.store(f"{name}/{store}")
                 if store not in fixed:
                     raise ConfigError(
@@ -419,9 +419,9 @@ def _selection(
                         hint=f"see `nightferry selection diff {name}`, "
                         f"then `nightferry selection fix {name}`",
                     )
-            if not asked:
+            if not named:
                 continue
-            fixed = tuple(asked)
+            fixed = tuple(named)
         selection[name] = fixed
     return selection
 

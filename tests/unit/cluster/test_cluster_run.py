@@ -19,11 +19,11 @@ SH = "/bin/sh"
 def test_exit_status_and_both_outputs_come_back():
     ended = run_program([SH, "-c", "echo given; echo told >&2; exit 7"], deadline_s=10)
     assert (ended.code, ended.stdout, ended.stderr) == (7, b"given\n", b"told\n")
-    assert ended.said() == "told"
+    assert ended.error_line() == "told"
 
 
 def test_a_program_that_says_nothing_is_known_by_its_exit_status():
-    assert run_program([SH, "-c", "exit 3"], deadline_s=10).said() == "exit status 3"
+    assert run_program([SH, "-c", "exit 3"], deadline_s=10).error_line() == "exit status 3"
 
 
 def test_only_a_clean_environment_reaches_the_program(monkeypatch):
