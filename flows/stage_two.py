@@ -68,7 +68,7 @@ def stage_two(site: Site, back_group: str, run: str | None = None, lock: str | N
             progress = PrefectProgress()
             stack.enter_context(run_lock(here, back_group, progress=progress, cancel=CANCEL, under=lock))
             take_over(here, back_group, progress=progress, cancel=CANCEL)
-            stack.enter_context(here.leases(back_group).read(f"stage two of {run or back_group}"))
+            stack.enter_context(here.claims.shared(back_group).read(f"stage two of {run or back_group}"))
             require_handed_over(here, back_group)
             with hooked(
                 here,

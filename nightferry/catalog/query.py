@@ -10,22 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from pydantic_core import PydanticSerializationError
 
 from nightferry.catalog.events import SEGMENTS, EventLog, Phase, segment_name
 from nightferry.catalog.folder import FolderStorage, catalog_errors, make_folder
 from nightferry.catalog.indexes import IndexFiles
-from nightferry.catalog.lease import LeaseLock
-from nightferry.catalog.locks import (
-    DrainRequest,
-    FolderLock,
-    RunLock,
-    clear_drain,
-    drain_requested,
-    request_drain,
-)
 from nightferry.catalog.schema import Row, decode_copy, encode_copy, encode_segment
 from nightferry.catalog.shelf import CopyIndex, Placed, Shelf, require_sound
 from nightferry.catalog.storage import Storage
@@ -58,6 +49,15 @@ from nightferry.transfer.spool import Content
 R = TypeVar("R", bound=Record)
 
 
+class Fence(Protocol):
+    """A claim that what is appended rests on."""
+
+    def require(self) -> None:
+        """Raises:
+        BusyError: it was taken over.
+        """
+
+
 class Catalog:
     """One process's catalog; any number of threads may share it, and any number of processes the place.
 
@@ -80,7 +80,7 @@ class Catalog:
         self._lock = threading.RLock()
         self._shelves: dict[str, Shelf[Any]] = {kind: Shelf(cls) for kind, cls in RECORDS.items()}
         self._copies = CopyIndex()
-        self._fences: list[LeaseLock] = []
+        self._fences: list[Fence] = []
         self._indexes = IndexFiles(self.storage)
         self._log = EventLog(self.storage, writer=f"{node}:{os.getpid()}", clock=clock, observe=self._learn)
         self._log.refresh()
@@ -530,37 +530,17 @@ class Catalog:
         """
         self.storage.drop_logs(runs)
 
-    # --- locks
+    # --- claims
 
-    def run_lock(self, back_group: str) -> RunLock:
-        """The BACK group's lock, not yet taken."""
-        if isinstance(self.storage, FolderStorage):
-            return FolderLock(self.storage.path, back_group, node=self.node, clock=self._clock)
-        return LeaseLock(self, self.storage, back_group, node=self.node, clock=self._clock)
-
-    def fence(self, lease: LeaseLock) -> None:
-        """From now on nothing is appended once the lease was taken over."""
+    def fence(self, claim: Fence) -> None:
+        """From now on nothing is appended once the claim was taken over."""
         with self._lock:
-            self._fences.append(lease)
+            self._fences.append(claim)
 
-    def unfence(self, lease: LeaseLock) -> None:
+    def unfence(self, claim: Fence) -> None:
         """Ends what `fence` began."""
         with self._lock:
-            self._fences.remove(lease)
-
-    def request_drain(self, back_group: str, by: str) -> None:
-        """Asks the run that holds the BACK group now to end at its next image boundary."""
-        holder = self.run_lock(back_group).holder()
-        if holder is not None:
-            request_drain(self.storage, back_group, by, holder.since)
-
-    def drain_requested(self, back_group: str, since: datetime) -> DrainRequest | None:
-        """The request to drain for the run that took the lock at ``since``, if there is one."""
-        return drain_requested(self.storage, back_group, since)
-
-    def clear_drain(self, back_group: str) -> None:
-        """Takes the request to drain back; none is fine."""
-        clear_drain(self.storage, back_group)
+            self._fences.remove(claim)
 
     # --- inside
 

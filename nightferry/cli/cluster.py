@@ -45,7 +45,7 @@ def view() -> int:
                         "owner": token.node if token else None,
                         "epoch": token.epoch if token else 0,
                         "seen": sees,
-                        "readers": [r.who for r in site.leases(back_group.name).readers()],
+                        "readers": [r.who for r in site.claims.shared(back_group.name).readers()],
                     }
                 )
             except ClusterError as error:

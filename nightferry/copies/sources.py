@@ -90,7 +90,7 @@ def open_image_from(site: OpenSite, image: ImageRecord, place: Choice) -> Iterat
     if place.copy is None:
         back_group = back_group_of(site, image)
         with (
-            site.leases(back_group).read(f"restore of {image.image}", warn=site.warn),
+            site.claims.shared(back_group).read(f"restore of {image.image}", warn=site.warn),
             files_of(site, image).reader() as reader,
         ):
             yield CheckedReader(reader, chunks)

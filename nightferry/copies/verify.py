@@ -208,7 +208,7 @@ def remake_copy(
     damage: StagedDamage | None = None
     if is_staged(site, image):
         back_group = back_group_of(site, image)
-        with site.leases(back_group).read(f"copy of {image.image} to {destination}"):
+        with site.claims.shared(back_group).read(f"copy of {image.image} to {destination}"):
             try:
                 return stream_image(site, image, destination, progress=progress, cancel=cancel)
             except StagedDamage as error:

@@ -277,7 +277,7 @@ def _move(
         _remember(site, back_group, token)
         return target
     cancel.check()
-    with site.leases(back_group).exclusive():
+    with site.claims.shared(back_group).exclusive():
         if not plan.is_noop:
             _require_unused(site, back_group, plan.source, cancel)
             progress.say(f"moving {back_group} from {plan.source} to {target}")

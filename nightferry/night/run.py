@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from nightferry.catalog.locks import RunLock
+from nightferry.claims.base import Claim
+from nightferry.claims.drain import clear_drain, drain_requested, request_drain
 from nightferry.clock import CLOCKS_APART
 from nightferry.copies.accept import reconcile_accepted
 from nightferry.errors import BusyError, Cancelled, CatalogError, ConfigError
@@ -71,7 +72,7 @@ def window_begins(site: OpenSite, back_group: str, moment: datetime | None = Non
     return window_start(window, start, site.file.tz)
 
 
-class HeldLocks(dict[str, "RunLock | BorrowedLock"]):
+class HeldLocks(dict[str, "Claim | BorrowedLock"]):
     """BACK group → the run lock that this process holds of it, or works under."""
 
 
@@ -84,8 +85,8 @@ def run_lock(
     progress: Progress,
     cancel: Cancel,
     under: str | None = None,
-) -> Iterator[RunLock | BorrowedLock]:
-    """Holds the BACK group for this process; it is given back when the process dies (``catalog/locks.py``).
+) -> Iterator[Claim | BorrowedLock]:
+    """Holds the BACK group for this process; it is given back when the process dies (``claims/flock.py``).
 
     Inside itself (a subflow of the night) it gives the lock that is held already. A part of the night on another
     node works ``under`` the lock of the process that sent it there, named by its key, and is told to stop by
@@ -108,7 +109,7 @@ def run_lock(
             yield borrowed
         return
     window = f"{window_begins(site, back_group, moment):%Y%m%dT%H%M%SZ}"
-    lock = site.catalog.run_lock(back_group)
+    lock = site.claims.exclusive(back_group)
 
     def acquire() -> None:
         lock.acquire(
@@ -127,7 +128,7 @@ def run_lock(
         if holder is None or holder.window >= window or policy == "skip":
             raise
         if policy == "drain":
-            site.catalog.request_drain(back_group, by=f"window {window}")
+            request_drain(site.catalog.storage, back_group, f"window {window}", holder.since)
             progress.say(f"asked run {holder.run} of {back_group} to drain", subject=back_group)
         progress.say(f"waiting for run {holder.run} of {back_group} to release the disk", subject=back_group)
         _wait_for(acquire, lock, site, cancel)
@@ -148,7 +149,7 @@ def lock_key(site: OpenSite, back_group: str) -> str:
     Raises:
         BusyError: nobody holds it.
     """
-    holder = site.catalog.run_lock(back_group).holder()
+    holder = site.claims.exclusive(back_group).holder()
     if holder is None:
         raise _night_ended(back_group)
     return holder.key
@@ -195,7 +196,7 @@ def _borrowed(site: OpenSite, back_group: str, key: str, cancel: Cancel) -> Iter
 def _since(site: OpenSite, back_group: str, key: str) -> datetime | None:
     """Since when the lock is held by the process that the key names; None when it is not, or cannot be seen."""
     try:
-        holder = site.catalog.run_lock(back_group).holder()
+        holder = site.claims.exclusive(back_group).holder()
     except CatalogError as error:
         log.warning("cannot find out whether the night of %s still runs: %s", back_group, error.message)
         return None
@@ -210,7 +211,7 @@ def _night_ended(back_group: str) -> BusyError:
     )
 
 
-def _wait_for(acquire: Callable[[], None], lock: RunLock, site: OpenSite, cancel: Cancel) -> None:
+def _wait_for(acquire: Callable[[], None], lock: Claim, site: OpenSite, cancel: Cancel) -> None:
     while True:
         cancel.check()
         try:
@@ -218,7 +219,7 @@ def _wait_for(acquire: Callable[[], None], lock: RunLock, site: OpenSite, cancel
         except BusyError:
             site.clock.sleep(1.0)
         else:
-            site.catalog.clear_drain(lock.back_group)
+            clear_drain(site.catalog.storage, lock.back_group)
             return
 
 
@@ -469,4 +470,4 @@ def end_run(site: OpenSite, run: RunRecord, result: str) -> RunRecord:
 def must_drain(site: OpenSite, back_group: str) -> bool:
     """Whether another process asked the run that this process holds to end at the next image boundary."""
     lock = site.part(HeldLocks).get(back_group)
-    return lock is not None and site.catalog.drain_requested(back_group, lock.since) is not None
+    return lock is not None and drain_requested(site.catalog.storage, back_group, lock.since) is not None

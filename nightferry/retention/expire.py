@@ -404,7 +404,7 @@ def _make_scratch(site: OpenSite, destination: str) -> list[CartridgeRecord]:
 def _free_staged(site: OpenSite, staged: Iterable[StagedOutlook], done: Expiry, cancel: Cancel) -> None:
     for row in staged:
         cancel.check()
-        with site.leases(row.back_group).read("expire"):
+        with site.claims.shared(row.back_group).read("expire"):
             # As with all room: on record first, so that a crash leaves bytes too many and nothing else.
             site.catalog.refresh()
             if site.catalog.hold(row.image.image) is not None:

@@ -303,7 +303,7 @@ def _orphans(site: OpenSite, destination: str) -> Iterator[OrphanOutlook]:
             continue
         image = site.catalog.latest(ImageRecord, orphan.image)
         back_group = back_group_of(site, image) if image is not None else ""
-        at_work = back_group and site.catalog.run_lock(back_group).holder() is not None
+        at_work = back_group and site.claims.exclusive(back_group).holder() is not None
         if not at_work:
             yield OrphanOutlook(destination, orphan)
 

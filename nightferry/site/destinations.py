@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, assert_never
 
-from nightferry.catalog.drives import DriveLeases
 from nightferry.catalog.query import Catalog
+from nightferry.claims.drives import DriveLeases
 from nightferry.clock import Clock
 from nightferry.destination.base import Destination
 from nightferry.destination.tape.drives.lease import Leases
@@ -82,7 +82,7 @@ def open_destination(site: OpenSite, settings: DestinationSettings) -> Destinati
     """
     match settings:
         case TapeSettings():
-            from nightferry.catalog.drives import DriveLeases
+            from nightferry.claims.drives import DriveLeases
             from nightferry.destination.tape.library.destination import TapeDestination
             from nightferry.destination.tape.library.pool import Pool
             from nightferry.site.destinations import Keepers, open_library
@@ -103,7 +103,7 @@ def open_destination(site: OpenSite, settings: DestinationSettings) -> Destinati
 
             leases = None
             if site.file.catalog_path is None:
-                leases = DriveLeases(site.catalog, say=tell, clock=site.clock)
+                leases = DriveLeases(site.catalog, say=tell, clock=site.clock, lease_s=site.lease_s)
             keepers = Keepers(_shared_locks(site), leases, site.file.cluster.kind == "local")
             return TapeDestination(
                 settings.name,

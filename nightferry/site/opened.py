@@ -22,11 +22,13 @@ from types import TracebackType
 from typing import TypeVar, assert_never, cast
 
 from nightferry.catalog.query import Catalog
-from nightferry.catalog.readers import DiskReaders
+from nightferry.claims import heartbeat
+from nightferry.claims.base import Claims
+from nightferry.claims.flock import FlockClaims
+from nightferry.claims.log import LogClaims
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.cluster.base import SILENT_S, Cluster
 from nightferry.cluster.disk import FOLDER, BackDisk
-from nightferry.cluster.leases import Leases
 from nightferry.cluster.local import LocalCluster
 from nightferry.cluster.reader_agent import registered
 from nightferry.destination.base import SiteMark
@@ -96,6 +98,8 @@ class OpenSite:
         self._parts: dict[type, object] = {}
         self.recheck_s = 5.0
         """Seconds between two looks at a disk that is worked on."""
+        self.lease_s = heartbeat.LEASE_S
+        """Seconds after which a holder without a heartbeat is overtaken."""
 
     # -- the parts ----------------------------------------------------------------------------
 
@@ -158,13 +162,13 @@ class OpenSite:
         definition = self.file.back_group(back_group)
         return BackDisk(Path(definition.path), self.clock, leased=partial(registered, [definition.name]))
 
-    def leases(self, back_group: str) -> Leases | DiskReaders:
-        """Who reads from the BACK group's disk, on any node."""
-        name = self.file.back_group(back_group).name
+    @cached_property
+    def claims(self) -> Claims:
+        """Who runs a BACK group, and who uses its disk, on any node."""
         path = self.file.catalog_path
         if path is None:
-            return DiskReaders(self.catalog, name, self.clock)
-        return Leases(path / "locks" / f"{name}.readers", name, self.clock)
+            return LogClaims(self.catalog, self.clock, self.lease_s)
+        return FlockClaims(path, node=self.catalog.node, clock=self.clock)
 
     def mark(self) -> SiteMark:
         """Whose catalog this is, drawn by its first use.

@@ -79,7 +79,7 @@ def _has(files: StagedFiles, ending: Ending) -> bool:
 def clear_killed(site: OpenSite, back_group: str) -> None:
     """Removes what killed processes left in the catalog and in the temporary directory of this node."""
     site.catalog.tidy()
-    site.leases(back_group).clear()
+    site.claims.shared(back_group).clear()
     clear_dead_folders()
 
 

@@ -289,7 +289,7 @@ def test_a_worker_run_that_is_cancelled_stops_and_leaves_nothing_that_looks_whol
     ask(f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
     stopped = ended(flow_run)
     assert stopped["state_type"] == "CANCELLED", stopped["state"]
-    until(lambda: site.opened().catalog.run_lock(BACK).holder() is None)
+    until(lambda: site.opened().claims.exclusive(BACK).holder() is None)
     assert {c.state for c in site.opened().catalog.all_copies(copy.image) if c.destination == "objects"} == {
         "writing"
     }

@@ -125,7 +125,7 @@ def test_two_backups_of_one_back_group_at_once(site):
     from nightferry.night.run import window_begins
 
     here = site.opened()
-    lock = here.catalog.run_lock(BACK)
+    lock = here.claims.exclusive(BACK)
     lock.acquire(run="20261129-TEX-BACK-1", window=f"{window_begins(here, BACK):%Y%m%dT%H%M%SZ}")
     try:
         done = site.cli("backup", "--json")

@@ -196,7 +196,7 @@ def test_the_page_says_exactly_what_is_printed(
     assert run("nightferry selection diff", "SG1", code=3)["paths"][0]["store"] == "ledger"
     site.edit(f'"{tmp_path / "elsewhere"}"', f'"{site.ledger}"')
     run("nightferry selection fix", "SG1")
-    with site.opened() as here, here.leases(BACK).read("a test"):
+    with site.opened() as here, here.claims.shared(BACK).read("a test"):
         run("nightferry cluster view")
     run("nightferry cluster install-agent", "--agents", tmp_path / "agents")
     run("nightferry cluster move --dry-run", BACK)

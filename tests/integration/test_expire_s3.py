@@ -236,7 +236,7 @@ def test_uploads_nobody_goes_on_with_are_listed_and_aborted(
         foreign = client.create_multipart_upload(Bucket=bucket, Key="other/images/x")["UploadId"]
         assert run_expire(opened, dry_run=True).orphans == []
         clock.advance(2 * DAY)
-        lock = opened.catalog.run_lock(BACK_GROUP).acquire("somebody", "20261130")
+        lock = opened.claims.exclusive(BACK_GROUP).acquire("somebody", "20261130")
         assert run_expire(opened).orphans == []
         lock.release()
         foreseen = run_expire(opened, dry_run=True)

@@ -253,7 +253,7 @@ def test_the_move_to_a_passive_node_waits_for_a_restore_that_reads_from_staging(
     site = make_site(copies=("folder",))
     with site.open(HandClock()) as opened, ExitStack() as reading:
         record = night.stage_one(opened, BACK_GROUP)
-        reading.enter_context(opened.leases(BACK_GROUP).read("restore of SG1/a"))
+        reading.enter_context(opened.claims.shared(BACK_GROUP).read("restore of SG1/a"))
 
         class Ended(Quiet):
             said = ""

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from nightferry.claims.drain import drain_requested
 from nightferry.errors import BusyError
 from nightferry.health.status import status
 from tests.support import night
@@ -78,7 +79,7 @@ def test_drain_ends_the_older_stage_two_at_an_image_boundary(make_site: MakeSite
             expected = [f"{run}-TEX-BACK-1.SG1.{s}.L0" for run in (20261110, 20261111) for s in ("a", "b")]
             assert copies_by_age(site) == expected
             assert sorted(folder_copies(site.objects)) == expected
-            assert opened.catalog.drain_requested(BACK_GROUP, HandClock().now()) is None
+            assert drain_requested(opened.catalog.storage, BACK_GROUP, HandClock().now()) is None
 
 
 class Watching:

@@ -282,7 +282,7 @@ def test_a_catalog_is_rebuilt_into_a_bucket_and_out_of_one(
     prefix = move_catalog(site.file, seaweed)
     with site.open(HandClock()) as opened:
         assert night.night(opened, BACK_GROUP).result == "whole"
-        with opened.catalog.run_lock(BACK_GROUP).acquire("r", "20261110"):
+        with opened.claims.exclusive(BACK_GROUP).acquire("r", "20261110"):
             deliver_catalog(opened, "folder", opened.clock.now())
     shutil.rmtree(site.disk)
     site.disk.mkdir()
@@ -295,4 +295,4 @@ def test_a_catalog_is_rebuilt_into_a_bucket_and_out_of_one(
     site.file.write_text(site.file.read_text().replace(old, new))
     require_restored(site, nightferry)
     with site.open(HandClock()) as opened:
-        assert opened.catalog.run_lock(BACK_GROUP).holder() is None
+        assert opened.claims.exclusive(BACK_GROUP).holder() is None

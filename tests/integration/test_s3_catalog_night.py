@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.catalog import lease
+from nightferry.claims import heartbeat
 from nightferry.destination.s3 import destination as s3_destination
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.failure import is_passing
@@ -133,7 +133,7 @@ def test_two_runs_of_one_window_meet_as_one_is_busy(
     site = make_site()
     move_catalog(site.file, seaweed)
     monkeypatch.setenv("NF_TEST_LEASE_S", "3")
-    monkeypatch.setattr(lease, "LEASE_S", 3.0)
+    monkeypatch.setattr(heartbeat, "LEASE_S", 3.0)
     with NightProcess(site.file) as first:
         first.until("stage SG1/a")
         began = time.monotonic()

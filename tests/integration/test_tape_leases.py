@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nightferry.catalog import drives
+from nightferry.claims import heartbeat
 from nightferry.destination.base import Receipt
 from nightferry.health.status import status
 from nightferry.model.claim_records import DriveLeaseRecord
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 def _this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``open_as`` sets in this process holds for one test."""
     monkeypatch.setattr(destinations, "HOST_LOCKS", destinations.HOST_LOCKS)
-    monkeypatch.setattr(drives, "LEASE_S", drives.LEASE_S)
+    monkeypatch.setattr(heartbeat, "LEASE_S", heartbeat.LEASE_S)
 
 
 @pytest.fixture
@@ -117,9 +117,8 @@ def test_whole_nights_go_through_leased_drives_and_check_has_nothing_against_the
         return [(r.serial, r.node, r.state) for r in opened.catalog.all(DriveLeaseRecord)]
 
     with open_as(site.file, site.home / "one", "one") as opened:
-        drives.LEASE_S = (
-            3600.0  # no heartbeat comes that would give back, between two images, what is only kept
-        )
+        # No heartbeat comes that would give back, between two images, what is only kept.
+        opened.lease_s = 3600.0
         assert night.night(opened, BACK_GROUP).result == "whole"
         assert "NF-TAPE-012" not in {finding.id for finding in tape_of(opened).check()}
         assert leased() == [(library.serials[0], "one", "held")]

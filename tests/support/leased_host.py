@@ -12,7 +12,7 @@ import random
 import sys
 from pathlib import Path
 
-from nightferry.catalog import drives
+from nightferry.claims import heartbeat
 from nightferry.destination.tape.library.destination import TapeDestination
 from nightferry.errors import DestinationError
 from nightferry.model.load import load_site
@@ -34,7 +34,7 @@ def open_as(site: Path, host_locks: Path, name: str) -> OpenSite:
     """The site as a process of this host opens it."""
     host_locks.mkdir(exist_ok=True)
     destinations.HOST_LOCKS = host_locks
-    drives.LEASE_S = LEASE_S
+    heartbeat.LEASE_S = LEASE_S
     opened = OpenSite(load_site(site))
     opened.catalog.node = name
     return opened

@@ -82,7 +82,7 @@ def stage_two(
         move.to_passive(opened, record, progress=progress, cancel=cancel)
         record = run.set_state(opened, record, state="streaming")
         failed: list[NightferryError] = []
-        with opened.leases(record.back_group).read("stage two"):
+        with opened.claims.shared(record.back_group).read("stage two"):
             for each in owed.owed(opened, record.back_group):
                 if each.undeliverable:
                     continue

@@ -15,7 +15,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from nightferry.catalog import lease
+from nightferry.claims import heartbeat
 from nightferry.errors import NightferryError
 from nightferry.model.load import load_site
 from nightferry.site.opened import OpenSite
@@ -98,7 +98,7 @@ class NightProcess:
 
 
 def main(site_file: str, nights: str) -> None:
-    lease.LEASE_S = float(os.environ.get("NF_TEST_LEASE_S", lease.LEASE_S))
+    heartbeat.LEASE_S = float(os.environ.get("NF_TEST_LEASE_S", heartbeat.LEASE_S))
     clock = HandClock()
     clock.advance(timedelta(days=int(nights)))
     with OpenSite(load_site(Path(site_file)), clock=clock) as opened:

@@ -432,18 +432,3 @@ def test_kinds_of_a_newer_release_stay_in_the_log(catalog: Catalog, tmp_path: Pa
 def test_a_location_that_is_not_json_is_refused(catalog: Catalog) -> None:
     with pytest.raises(CatalogError, match="cannot record copy"):
         catalog.append(copy("i", location={"x": object()}))
-
-
-def test_the_back_groups_lock_and_drain_are_the_catalogs(catalog: Catalog) -> None:
-    with catalog.run_lock("B1").acquire("r1", "20260308"):
-        holder = catalog.run_lock("B1").holder()
-        assert holder is not None
-        assert (holder.node, holder.run) == ("TEX-ACTV-1", "r1")
-        catalog.request_drain("B1", "the next night")
-        request = catalog.drain_requested("B1", AT)
-        assert request is not None
-        assert request.by == "the next night"
-        catalog.clear_drain("B1")
-        assert catalog.drain_requested("B1", AT) is None
-    catalog.request_drain("B1", "nobody is there to hear it")
-    assert catalog.drain_requested("B1", AT) is None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nightferry.claims.drain import request_drain
 from nightferry.errors import BusyError
 from nightferry.night.run import HeldLocks, lock_key, must_drain, run_lock
 from nightferry.progress import QUIET, Cancel
@@ -22,15 +23,15 @@ def test_a_part_works_under_its_nights_lock_and_hears_its_drain_request(site: Sm
     with (
         site.open() as night,
         site.open() as part,
-        run_lock(night, BACK_GROUP, progress=QUIET, cancel=Cancel()),
+        run_lock(night, BACK_GROUP, progress=QUIET, cancel=Cancel()) as lock,
     ):
         key = lock_key(night, BACK_GROUP)
         with run_lock(part, BACK_GROUP, progress=QUIET, cancel=Cancel(), under=key):
             assert not must_drain(part, BACK_GROUP)
-            night.catalog.request_drain(BACK_GROUP, by="the next window")
+            request_drain(night.catalog.storage, BACK_GROUP, "the next window", lock.since)
             assert must_drain(part, BACK_GROUP)
         assert part.part(HeldLocks) == {}
-        assert night.catalog.run_lock(BACK_GROUP).holder() is not None
+        assert night.claims.exclusive(BACK_GROUP).holder() is not None
 
 
 def test_a_part_of_a_night_that_has_ended_does_not_begin(site: SmallSite) -> None:

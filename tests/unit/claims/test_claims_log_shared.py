@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from nightferry.catalog.lease import LEASE_S
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
-from nightferry.catalog.readers import DiskReaders
+from nightferry.claims.heartbeat import LEASE_S
+from nightferry.claims.log import LogShared
 from nightferry.errors import BusyError, CatalogError
 from nightferry.model.records import FreedRecord
 from tests.support.small_site import HandClock
-from tests.unit.catalog.test_catalog_lease import Watching
+from tests.unit.claims.test_claims_log import Watching
 
 GROUP = "TEX-BACK-1"
 
@@ -19,9 +19,9 @@ def place() -> MemoryStorage:
     return MemoryStorage()
 
 
-def at(place: MemoryStorage, node: str, clock: HandClock | None = None) -> DiskReaders:
+def at(place: MemoryStorage, node: str, clock: HandClock | None = None) -> LogShared:
     clock = clock or HandClock()
-    return DiskReaders(Catalog(place, node=node, clock=clock), GROUP, clock)
+    return LogShared(Catalog(place, node=node, clock=clock), GROUP, clock)
 
 
 def test_readers_share_the_disk_and_are_named(place: MemoryStorage) -> None:
@@ -39,7 +39,7 @@ def test_readers_share_the_disk_and_are_named(place: MemoryStorage) -> None:
 
 def test_the_disk_does_not_move_under_a_living_reader(place: MemoryStorage) -> None:
     reading = Catalog(place, node="TEX-PASS-1", clock=HandClock())
-    with DiskReaders(reading, GROUP, HandClock()).read("stage two"):
+    with LogShared(reading, GROUP, HandClock()).read("stage two"):
         (fence,) = reading._fences
         clock = Watching(fence.heartbeat)
         mover = at(place, "TEX-ACTV-1", clock)
@@ -51,7 +51,7 @@ def test_the_disk_does_not_move_under_a_living_reader(place: MemoryStorage) -> N
 
 def test_nobody_reads_while_it_moves_and_nobody_moves_it_twice(place: MemoryStorage) -> None:
     moving = Catalog(place, node="TEX-ACTV-1", clock=HandClock())
-    with DiskReaders(moving, GROUP, HandClock()).exclusive():
+    with LogShared(moving, GROUP, HandClock()).exclusive():
         (fence,) = moving._fences
         with (
             pytest.raises(BusyError, match="about to move"),
@@ -89,7 +89,7 @@ def test_a_reader_that_comes_between_the_movers_look_and_its_lease_is_seen(place
 
 def test_the_dead_hold_nobody_up_for_longer_than_a_lease(place: MemoryStorage) -> None:
     dead = Catalog(place, node="TEX-PASS-1", clock=HandClock())
-    reading = DiskReaders(dead, GROUP, HandClock()).read("stage two")
+    reading = LogShared(dead, GROUP, HandClock()).read("stage two")
     reading.__enter__()
     clock = Watching()
     with at(place, "TEX-ACTV-1", clock).exclusive():

@@ -6,9 +6,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from nightferry.catalog.lease import HEARTBEATS, LEASE_S, LeaseLock
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
+from nightferry.claims.drain import drain_requested, request_drain
+from nightferry.claims.heartbeat import HEARTBEATS, LEASE_S
+from nightferry.claims.log import LogClaim
 from nightferry.errors import BusyError, Cancelled, CatalogError
 from nightferry.model.claim_records import LeaseRecord
 from nightferry.model.records import FreedRecord
@@ -42,14 +44,12 @@ def place() -> MemoryStorage:
     return MemoryStorage()
 
 
-def node(place: MemoryStorage, name: str, clock: HandClock | None = None) -> Catalog:
-    return Catalog(place, node=name, clock=clock or HandClock())
+def node(place: MemoryStorage, name: str) -> Catalog:
+    return Catalog(place, node=name, clock=HandClock())
 
 
-def lock(catalog: Catalog) -> LeaseLock:
-    found = catalog.run_lock(GROUP)
-    assert isinstance(found, LeaseLock)
-    return found
+def lock(catalog: Catalog, clock: HandClock | None = None) -> LogClaim:
+    return LogClaim(catalog, GROUP, clock=clock or HandClock())
 
 
 def note(image: str) -> FreedRecord:
@@ -60,7 +60,7 @@ def test_a_living_holder_is_named_at_its_next_heartbeat(place: MemoryStorage) ->
     one = lock(node(place, "TEX-ACTV-1")).acquire("", WINDOW)
     one.name_run(RUN)
     clock = Watching(one.heartbeat)
-    two = lock(node(place, "TEX-PASS-1", clock))
+    two = lock(node(place, "TEX-PASS-1"), clock)
     said: list[str] = []
     with pytest.raises(BusyError, match=f"{GROUP} is busy: run {RUN} on node TEX-ACTV-1") as caught:
         two.acquire("", WINDOW, say=said.append)
@@ -85,7 +85,7 @@ def test_a_dead_holders_lease_is_taken_over_after_its_time_and_that_is_said(plac
     lock(node(place, "TEX-ACTV-1")).acquire(RUN, WINDOW)
     clock = Watching()
     said: list[str] = []
-    with lock(node(place, "TEX-PASS-1", clock)).acquire(RUN, WINDOW, say=said.append) as two:
+    with lock(node(place, "TEX-PASS-1"), clock).acquire(RUN, WINDOW, say=said.append) as two:
         assert LEASE_S <= clock.waited <= LEASE_S * 1.1
         assert [("no heartbeat" in text, "TEX-ACTV-1" in text) for text in said] == [(True, True)] * 2
         assert two.held
@@ -94,26 +94,25 @@ def test_a_dead_holders_lease_is_taken_over_after_its_time_and_that_is_said(plac
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=31), timedelta(minutes=-31)])
 def test_clocks_that_differ_harm_nothing(place: MemoryStorage, ahead: timedelta) -> None:
-    one = lock(node(place, "TEX-ACTV-1", Watching(ahead=ahead))).acquire(RUN, WINDOW)
+    one = lock(node(place, "TEX-ACTV-1"), Watching(ahead=ahead)).acquire(RUN, WINDOW)
     clock = Watching(one.heartbeat)
     with pytest.raises(BusyError):
-        lock(node(place, "TEX-PASS-1", clock)).acquire("", WINDOW)
-    catalog = node(place, "TEX-PASS-1")
-    catalog.request_drain(GROUP, "the next night")
-    assert catalog.drain_requested(GROUP, one.since) is not None
+        lock(node(place, "TEX-PASS-1"), clock).acquire("", WINDOW)
+    request_drain(place, GROUP, "the next night", one.since)
+    assert drain_requested(place, GROUP, one.since) is not None
     clock.meanwhile = lambda: None
     waited = clock.waited
-    with lock(node(place, "TEX-PASS-1", clock)).acquire("", WINDOW) as two:
+    with lock(node(place, "TEX-PASS-1"), clock).acquire("", WINDOW) as two:
         assert clock.waited - waited >= LEASE_S
-        assert catalog.drain_requested(GROUP, two.since) is None
+        assert drain_requested(place, GROUP, two.since) is None
 
 
 def test_an_overtaken_holder_records_nothing_more_and_takes_nothing_away(place: MemoryStorage) -> None:
     old = node(place, "TEX-ACTV-1")
     overtaken = lock(old).acquire(RUN, WINDOW)
     old.append(note("before"))
-    new = node(place, "TEX-PASS-1", Watching())
-    with lock(new).acquire(RUN, WINDOW) as taker:
+    new = node(place, "TEX-PASS-1")
+    with lock(new, Watching()).acquire(RUN, WINDOW) as taker:
         assert overtaken.held, "it does not know yet"
         for attempt in (lambda: old.append(note("late")), lambda: old.keep_index("i", b"late", b"late")):
             with pytest.raises(BusyError, match=r"TEX-PASS-1.* took it over"):
@@ -132,7 +131,7 @@ def test_an_overtaken_holder_records_nothing_more_and_takes_nothing_away(place: 
 def test_an_overtaken_holder_is_told_at_its_next_heartbeat(place: MemoryStorage) -> None:
     told = threading.Event()
     catalog = node(place, "TEX-ACTV-1")
-    quick = LeaseLock(catalog, place, GROUP, node="TEX-ACTV-1", lease_s=0.06)
+    quick = LogClaim(catalog, GROUP, lease_s=0.06)
     reasons: list[str] = []
 
     def lost(reason: str) -> None:
@@ -150,7 +149,7 @@ def test_an_overtaken_holder_is_told_at_its_next_heartbeat(place: MemoryStorage)
 
 
 def test_beats_are_given_while_the_lease_is_held_and_end_with_it(place: MemoryStorage) -> None:
-    quick = LeaseLock(node(place, "TEX-ACTV-1"), place, GROUP, node="TEX-ACTV-1", lease_s=0.06)
+    quick = LogClaim(node(place, "TEX-ACTV-1"), GROUP, lease_s=0.06)
     with quick.acquire(RUN, WINDOW):
         (name,) = place.names("locks")
         first = place.read(f"locks/{name}")
@@ -162,8 +161,8 @@ def test_beats_are_given_while_the_lease_is_held_and_end_with_it(place: MemorySt
 def test_of_two_takers_one_wins(place: MemoryStorage) -> None:
     lock(node(place, "TEX-ACTV-1")).acquire(RUN, WINDOW)
     slow = Watching()
-    second = lock(node(place, "TEX-PASS-2", slow))
-    first = lock(node(place, "TEX-PASS-1", Watching()))
+    second = lock(node(place, "TEX-PASS-2"), slow)
+    first = lock(node(place, "TEX-PASS-1"), Watching())
 
     def overtake() -> None:
         if slow.waited >= LEASE_S and not first.held:
@@ -183,7 +182,7 @@ def test_waiting_ends_at_a_stop(place: MemoryStorage) -> None:
     cancel = Cancel()
     clock = Watching(lambda: cancel.set("enough"))
     with pytest.raises(Cancelled, match="enough"):
-        lock(node(place, "TEX-PASS-1", clock)).acquire(RUN, WINDOW, cancel=cancel)
+        lock(node(place, "TEX-PASS-1"), clock).acquire(RUN, WINDOW, cancel=cancel)
     assert clock.waited < LEASE_S
 
 
@@ -194,6 +193,6 @@ def test_a_lock_that_is_not_held_is_no_lock(place: MemoryStorage) -> None:
             attempt()
     with here.acquire(RUN, WINDOW), pytest.raises(BusyError, match="already locked by this process"):
         here.acquire(RUN, WINDOW)
-    other = Catalog(place, node="n").run_lock("B2")
+    other = LogClaim(Catalog(place, node="n"), "B2")
     with here.acquire(RUN, WINDOW), other.acquire("r", WINDOW):
         pass

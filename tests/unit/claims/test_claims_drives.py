@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nightferry.catalog.drives import LOOK_S, DriveLeases
-from nightferry.catalog.lease import LEASE_S
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
+from nightferry.claims.drives import LOOK_S, DriveLeases
+from nightferry.claims.heartbeat import LEASE_S
 from nightferry.errors import CatalogError, DriveTaken, Unavailable
 from nightferry.model.claim_records import DriveLeaseRecord
 from nightferry.model.records import CartridgeRecord

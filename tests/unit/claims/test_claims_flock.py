@@ -2,13 +2,12 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from nightferry.catalog.folder import FolderStorage
-from nightferry.catalog.locks import FolderLock, clear_drain, drain_requested, request_drain
+from nightferry.claims.flock import FlockClaim, FlockClaims
 from nightferry.errors import BusyError, CatalogError
 
 ROOT = Path(__file__).parents[3]
@@ -17,8 +16,8 @@ AT = datetime(2026, 3, 8, 2, 0, tzinfo=UTC)
 HOLDER = """
 import sys
 from pathlib import Path
-from nightferry.catalog.locks import FolderLock
-lock = FolderLock(Path(sys.argv[1]), "TEX-BACK-1", node="TEX-ACTV-1").acquire("20260307-TEX-BACK-1", "20260307")
+from nightferry.claims.flock import FlockClaim
+lock = FlockClaim(Path(sys.argv[1]), "TEX-BACK-1", node="TEX-ACTV-1").acquire("20260307-TEX-BACK-1", "20260307")
 print("held", flush=True)
 sys.stdin.readline()
 """
@@ -38,8 +37,8 @@ class StoppedClock:
         self.waited += seconds
 
 
-def lock(folder: Path, back_group: str = "TEX-BACK-1") -> FolderLock:
-    return FolderLock(folder, back_group, node="TEX-PASS-1", clock=StoppedClock())
+def lock(folder: Path, back_group: str = "TEX-BACK-1") -> FlockClaim:
+    return FlockClaim(folder, back_group, node="TEX-PASS-1", clock=StoppedClock())
 
 
 def test_a_second_process_is_told_who_holds_the_lock_until_it_dies(tmp_path: Path) -> None:
@@ -108,34 +107,11 @@ def test_a_note_that_a_crash_cut_off_does_not_hide_the_lock(tmp_path: Path) -> N
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     for name in ("../x", "", ".hidden", "a/b"):
         with pytest.raises(CatalogError, match="not a name"):
-            FolderLock(tmp_path, name)
+            FlockClaim(tmp_path, name)
         with pytest.raises(CatalogError, match="not a name"):
-            request_drain(FolderStorage(tmp_path), name, "me", AT)
+            FlockClaims(tmp_path).shared(name)
 
 
 def test_a_catalog_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="absent"):
         lock(tmp_path / "absent").acquire("r", "20260308")
-
-
-def test_a_drain_counts_for_the_run_that_was_there_when_it_was_asked_for(tmp_path: Path) -> None:
-    place = FolderStorage(tmp_path)
-    assert drain_requested(place, "A", AT) is None
-    clear_drain(place, "A")
-    request_drain(place, "A", "20260309-A on TEX-ACTV-1", AT)
-    request = drain_requested(place, "A", AT)
-    assert request is not None
-    assert request.by == "20260309-A on TEX-ACTV-1"
-    for another_run in (AT - timedelta(seconds=1), AT + timedelta(seconds=1)):
-        assert drain_requested(place, "A", another_run) is None
-    assert drain_requested(place, "B", AT) is None
-    clear_drain(place, "A")
-    assert drain_requested(place, "A", AT) is None
-
-
-def test_a_garbled_drain_request_is_an_error(tmp_path: Path) -> None:
-    place = FolderStorage(tmp_path)
-    request_drain(place, "A", "me", AT)
-    (tmp_path / "locks" / "A.drain").write_bytes(b"{")
-    with pytest.raises(CatalogError, match="garbled"):
-        drain_requested(place, "A", AT)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nightferry.cluster.leases import Leases
+from nightferry.claims.flock import FlockShared
 from nightferry.errors import BusyError, ClusterError
 from tests.conftest import needs
 from tests.support.disks import bound_read_only
@@ -17,7 +17,7 @@ from tests.support.disks import bound_read_only
 @pytest.fixture
 def again(tmp_path):
     """Opens the leases as another process would."""
-    return lambda: Leases(tmp_path / "TEX-BACK-1.readers", "TEX-BACK-1")
+    return lambda: FlockShared(tmp_path / "TEX-BACK-1.readers", "TEX-BACK-1")
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_nobody_begins_to_read_while_the_disk_moves(leases, again):
 def test_a_killed_readers_lease_ends_with_it(leases, tmp_path):
     program = (
         "import sys, pathlib, time\n"
-        "from nightferry.cluster.leases import Leases\n"
-        "with Leases(pathlib.Path(sys.argv[1]), 'TEX-BACK-1').read('killed'):\n"
+        "from nightferry.claims.flock import FlockShared\n"
+        "with FlockShared(pathlib.Path(sys.argv[1]), 'TEX-BACK-1').read('killed'):\n"
         "    print('reading', flush=True)\n"
         "    sys.stdin.read()\n"
     )
@@ -101,7 +101,10 @@ def test_a_restore_reads_where_no_lease_can_be_written_and_keeps_the_disk(tmp_pa
 @needs("mount")
 def test_a_restore_reads_where_there_never_was_a_lease(tmp_path):
     said = []
-    with bound_read_only(tmp_path), Leases(tmp_path / "n.readers", "n").read("restore", warn=said.append):
+    with (
+        bound_read_only(tmp_path),
+        FlockShared(tmp_path / "n.readers", "n").read("restore", warn=said.append),
+    ):
         assert len(said) == 1
 
 

@@ -1,6 +1,6 @@
 """Which host may use which drive of a tape library, where the catalog is in a bucket.
 
-A drive's lease is an event of the log, written against the event before it, as a run's is (``catalog/lease.py``);
+A drive's lease is an event of the log, written against the event before it, as a run's is (``claims/log.py``);
 that the holder lives is shown by one heartbeat file for all drives of a process. Who wants a drive watches that
 file, and takes the lease over when it has not changed for ``LEASE_S`` by the watcher's own monotonic clock.
 
@@ -23,10 +23,10 @@ import secrets
 import threading
 from typing import NamedTuple
 
-from nightferry.catalog.lease import HEARTBEATS, LEASE_S
-from nightferry.catalog.locks import Say, quiet
 from nightferry.catalog.query import Catalog
 from nightferry.catalog.storage import folder_of
+from nightferry.claims.base import Say, quiet
+from nightferry.claims.heartbeat import HEARTBEATS, LEASE_S, HolderWatch
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, CatalogError, DriveTaken, Unavailable
 from nightferry.model.claim_records import DriveLeaseRecord
@@ -36,16 +36,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """A drive that another host has is not looked at more often."""
-
-
-class _Seen(NamedTuple):
-    """A holder's heartbeat as it was watched: of which lease, what it said, when it was seen first and looked at last
-    (monotonic)."""
-
-    sequence: int
-    heartbeat: bytes | None
-    since: float
-    looked: float
 
 
 class _Sender(NamedTuple):
@@ -148,17 +138,18 @@ class DriveLeases:
         *,
         say: Say = quiet,
         clock: Clock = SYSTEM_CLOCK,
-        lease_s: float | None = None,
+        lease_s: float = LEASE_S,
     ) -> None:
         self.token = secrets.token_hex(8)
         """Who holds them, in the log and in the host's lock files."""
         self._catalog = catalog
         self._say = say
         self._clock = clock
-        self._lease_s = LEASE_S if lease_s is None else lease_s
+        self._lease_s = lease_s
         self._lock = threading.Lock()
         self._leases: dict[str, DriveLease] = {}
-        self._seen: dict[str, _Seen] = {}
+        self._watches: dict[str, HolderWatch] = {}
+        self._looked: dict[str, float] = {}
         self._heartbeats = 0
         self._sender: _Sender | None = None
 
@@ -175,8 +166,7 @@ class DriveLeases:
         """
         with self._lock:
             now = self._clock.monotonic()
-            seen = self._seen.get(serial)
-            if seen is not None and now - seen.looked < LOOK_S:
+            if now - self._looked.get(serial, -LOOK_S) < LOOK_S:
                 return None
             self._catalog.refresh()
             before, newest = self.newest(serial)
@@ -220,7 +210,8 @@ class DriveLeases:
             self._say(f"the lease of the drive {serial} cannot be recorded: {error.message}")
             lease = self._leases[serial] = DriveLease(self, serial, before, untouched=False, recorded=False)
             return lease
-        self._seen.pop(serial, None)
+        self._watches.pop(serial, None)
+        self._looked.pop(serial, None)
         self._clear_after(former)
         lease = self._leases[serial] = DriveLease(self, serial, placed.sequence, untouched=untouched)
         return lease
@@ -235,18 +226,15 @@ class DriveLeases:
 
     def _is_silent(self, serial: str, sequence: int, newest: DriveLeaseRecord, now: float) -> bool:
         """Whether the holder sent no heartbeat for the lease's time."""
-        heartbeat = self._catalog.storage.read(_path(newest.holder))
-        seen = self._seen.get(serial)
-        if seen is None or (seen.sequence, seen.heartbeat) != (sequence, heartbeat):
-            if seen is None or seen.sequence != sequence:
-                self._say(
-                    f"the drive {serial} is in use by process {newest.pid} on {newest.node}; if it sends no "
-                    f"heartbeat for {format_duration(self._lease_s)}, the drive is taken over"
-                )
-            self._seen[serial] = _Seen(sequence, heartbeat, now, now)
-            return False
-        self._seen[serial] = seen._replace(looked=now)
-        return now - seen.since >= self._lease_s
+        self._looked[serial] = now
+        watch = self._watches.setdefault(serial, HolderWatch(self._lease_s))
+        life = watch.see(sequence, self._catalog.storage.read(_path(newest.holder)), now)
+        if life == "met":
+            self._say(
+                f"the drive {serial} is in use by process {newest.pid} on {newest.node}; if it sends no "
+                f"heartbeat for {format_duration(self._lease_s)}, the drive is taken over"
+            )
+        return life == "silent"
 
     def permit(self) -> None:
         """Asked before this thread records anything of a cartridge, when all that is in the log before is known.

@@ -1,45 +1,194 @@
-"""Who reads from a BACK group's disk and must end before it moves.
+"""Claims that the operating system keeps: flock on files in a folder that every node reaches, which lasts as long as
+the process that holds it, however that ends.
 
-The leases lie in a folder that every node reaches, not on the disk: whoever moves the disk sees them from any
-node, and neither a lease nor the mover's lock keeps the disk's file system busy while it is to be unmounted.
+What the files say is only for people. On NFS Linux carries flock to the server, so a claim holds between nodes, unless
+the folder is mounted with ``nolock`` or ``local_lock``.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import ValidationError
 
+from nightferry.catalog.folder import catalog_errors
+from nightferry.catalog.storage import check_name
+from nightferry.claims.base import Holder, Reader, Say, busy, held_here, not_held, quiet
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.errors import BusyError, ClusterError
+from nightferry.progress import Cancel
 from nightferry.transfer.below import folder_below, open_folder
-from nightferry.transfer.durable import write_all
+from nightferry.transfer.durable import FILE_MODE, FOLDER_MODE, write_all
 from nightferry.transfer.files import room_hint
 from nightferry.transfer.regular import open_regular
 
-_LARGEST_BYTES = 64 << 10
-
-Warn = Callable[[str], None]
-
-
-class Reader(BaseModel):
-    """Somebody who reads from the disk."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    who: str
-    host: str
-    pid: int
-    since: AwareDatetime
+_TRIES = 20
+_PAUSE_S = 0.02
+_LARGEST_NOTE = 65536
 
 
-class Leases:
-    """The readers of one BACK group's disk.
+class FlockClaims:
+    """See ``Claims``.
+
+    Args:
+        catalog_path: The catalog's folder; it must exist.
+        node: The name written into claims; this machine's by default.
+        clock: Dates them.
+    """
+
+    def __init__(self, catalog_path: Path, *, node: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
+        self._path = catalog_path
+        self._node = node
+        self._clock = clock
+
+    def exclusive(self, back_group: str) -> FlockClaim:
+        return FlockClaim(self._path, back_group, node=self._node, clock=self._clock)
+
+    def shared(self, back_group: str) -> FlockShared:
+        folder = self._path / "locks" / f"{check_name(back_group)}.readers"
+        return FlockShared(folder, back_group, self._clock)
+
+
+class FlockClaim:
+    """See ``Claim``: flock on a file, which lasts as long as its process.
+
+    A child made by ``os.fork`` without exec would share the lock and keep it while it lives; programs started
+    by ``subprocess`` do not.
+
+    Args:
+        catalog_path: The catalog's folder; it must exist.
+        back_group: Whose lock.
+        node: The name written into it; this machine's by default.
+    """
+
+    def __init__(
+        self, catalog_path: Path, back_group: str, *, node: str = "", clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.back_group = check_name(back_group)
+        self._path = catalog_path / "locks" / f"{back_group}.lock"
+        self._node = node or platform.node()
+        self._clock = clock
+        self._fd: int | None = None
+        self._holder: Holder | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
+    @property
+    def since(self) -> datetime:
+        if self._holder is None:
+            raise not_held(self.back_group)
+        return self._holder.since
+
+    def acquire(
+        self, run: str, window: str, *, say: Say = quiet, lost: Say = quiet, cancel: Cancel | None = None
+    ) -> Self:
+        """See ``Claim.acquire``; answers within half a second, and is never lost."""
+        if self._fd is not None:
+            raise held_here(self.back_group)
+        with catalog_errors("lock", self._path):
+            folder = self._path.parent
+            with folder_below(folder.parent, [folder.name], mode=FOLDER_MODE) as place:
+                fd = open_regular(place / self._path.name, os.O_RDWR | os.O_CREAT, mode=FILE_MODE)
+            try:
+                self._lock(fd)
+                since = self._clock.now()
+                holder = Holder(run=run, window=window, node=self._node, pid=os.getpid(), since=since)
+                _write_note(fd, holder)
+            except BaseException:
+                os.close(fd)
+                raise
+        self._fd = fd
+        self._holder = holder
+        return self
+
+    def name_run(self, run: str) -> None:
+        if self._fd is None or self._holder is None:
+            raise not_held(self.back_group)
+        self._holder = self._holder.model_copy(update={"run": run})
+        with catalog_errors("write", self._path):
+            _write_note(self._fd, self._holder)
+
+    def require(self) -> None:
+        """The system takes it from nobody who lives."""
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        with catalog_errors("unlock", self._path):
+            try:
+                os.ftruncate(fd, 0)
+            finally:
+                os.close(fd)
+
+    def holder(self) -> Holder | None:
+        with catalog_errors("look at the lock", self._path):
+            try:
+                with folder_below(self._path.parents[1], [self._path.parent.name]) as place:
+                    fd = open_regular(place / self._path.name)
+            except FileNotFoundError:
+                return None
+            try:
+                # Only the system knows; the note may be a dead process's. The shared lock lasts until the
+                # close below, and `acquire` tries for longer than that.
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return None
+            except BlockingIOError:
+                return _read_note(fd)
+            finally:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _lock(self, fd: int) -> None:
+        # Several tries: `holder` of another process may be looking, and a holder that has just locked may
+        # not have written its name yet.
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._clock.sleep(_PAUSE_S)
+        raise busy(self.back_group, _read_note(fd))
+
+
+def _write_note(fd: int, holder: Holder) -> None:
+    note = holder.model_dump_json().encode()
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, note, 0)
+    os.fsync(fd)
+
+
+def _read_note(fd: int) -> Holder | None:
+    try:
+        return Holder.model_validate_json(os.pread(fd, _LARGEST_NOTE, 0))
+    except ValidationError:
+        return None  # not written yet, or cut off by a crash: the lock itself stays what it is
+
+
+class FlockShared:
+    """See ``Shared``: a lock file that readers share, and a file of each reader that says who it is.
+
+    The leases lie in a folder that every node reaches, not on the disk: whoever moves the disk sees them from any node,
+    and neither a lease nor the mover's lock keeps the disk's file system busy while it is to be unmounted.
 
     Args:
         folder: ``locks/<name>`` of the catalog: theirs alone, the same one on every node; made when first used.
@@ -53,7 +202,7 @@ class Leases:
         self._clock = clock
 
     @contextmanager
-    def read(self, who: str, *, warn: Warn | None = None) -> Iterator[Reader]:
+    def read(self, who: str, *, warn: Say | None = None) -> Iterator[Reader]:
         """Keeps the disk where it is while the block runs. A killed holder's lease ends with its process.
 
         Args:
@@ -222,7 +371,7 @@ def _living(path: Path) -> Reader | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Reader.model_validate_json(os.read(fd, _LARGEST_BYTES))
+            return Reader.model_validate_json(os.read(fd, _LARGEST_NOTE))
         with suppress(OSError):  # who may only look leaves it to others
             path.unlink(missing_ok=True)
         return None
