@@ -42,7 +42,7 @@ from nightferry.destination.tape.library.operations import Handling
 from nightferry.destination.tape.library.pool import Pool, is_being_written
 from nightferry.destination.tape.library.stock import Stock
 from nightferry.destination.tape.library.watch import Watch
-from nightferry.destination.tape.library.writer import Bytes, ImageWriter, need_of
+from nightferry.destination.tape.library.writer import Bytes, TapeImageWriter, need_of
 from nightferry.errors import (
     DestinationError,
     MediumDamaged,
@@ -263,7 +263,7 @@ class TapeDestination:
         """Writes an image through a leased bay, behind the parts that are proven; after a failure the cartridge is
         looked at afresh before it is used."""
         self.media.forget()
-        writer = ImageWriter(
+        writer = TapeImageWriter(
             self._stock,
             bay,
             self._clock,

@@ -48,7 +48,7 @@ def need_of(
 
 
 @dataclass(slots=True)
-class ImageWriter:
+class TapeImageWriter:
     """One image on its way to tape through one leased bay.
 
     ``write`` leaves the image whole, or leaves parts that are closed by a trailer, on other cartridges, and dead space
