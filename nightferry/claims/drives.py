@@ -34,7 +34,7 @@ from nightferry.units import format_duration
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+WATCH_PAUSE_S = 1.0
 """A drive that another host has is not looked at more often."""
 
 
@@ -166,7 +166,7 @@ class DriveLeases:
         """
         with self._lock:
             now = self._clock.monotonic()
-            if now - self._looked.get(serial, -LOOK_S) < LOOK_S:
+            if now - self._looked.get(serial, -WATCH_PAUSE_S) < WATCH_PAUSE_S:
                 return None
             self._catalog.refresh()
             before, newest = self.newest(serial)

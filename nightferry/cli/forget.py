@@ -16,7 +16,7 @@ def forget(name: str, /, *, reason: str) -> None:
         Why; it is kept in the catalog.
     """
     from nightferry.site.opened import OpenSite
-    from nightferry.staging.owed import forget as give_up
+    from nightferry.staging.owed import forget_owed as give_up
     from nightferry.units import counted
 
     session = current()

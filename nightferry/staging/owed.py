@@ -154,7 +154,7 @@ FORGET_HINT = (
 )
 
 
-def forget(site: OpenSite, name: str, reason: str) -> list[ForgottenRecord]:
+def forget_owed(site: OpenSite, name: str, reason: str) -> list[ForgottenRecord]:
     """Records an operator's word that an image, or all of a store's, owes nothing more.
 
     No byte is removed by that. Staging frees a given-up image when the rule for staging lets it; a lost one is no

@@ -58,7 +58,7 @@ def test_cartridges_of_an_image_that_is_not_finished_are_kept_for_it_until_it_is
         clock.advance(DAY)
         run_expire(opened)
         assert not {c.barcode for c in opened.catalog.cartridges("tape") if c.state == "expired"}
-        owed.forget(opened, name, "there are no more cartridges of this kind")
+        owed.forget_owed(opened, name, "there are no more cartridges of this kind")
         run_expire(opened)
         assert {c.barcode for c in opened.catalog.cartridges("tape") if c.state == "expired"} == held
         # They are written by the next night, which has no others.

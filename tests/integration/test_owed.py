@@ -127,14 +127,14 @@ def test_a_destination_that_left_the_site_file_is_owed_until_somebody_gives_it_u
         said = expire.expire(opened, dry_run=True, progress=QUIET, cancel=Cancel()).undeliverable
         assert any(line.startswith(f"{image} owes 1 copy at folder") for line in said)
         with pytest.raises(ConfigError, match="needs a reason"):
-            owed.forget(opened, image, " ")
-        owed.forget(opened, image, "the folder's machine was sold")
-        owed.forget(opened, "SG1/b", "the folder's machine was sold")
+            owed.forget_owed(opened, image, " ")
+        owed.forget_owed(opened, image, "the folder's machine was sold")
+        owed.forget_owed(opened, "SG1/b", "the folder's machine was sold")
     assert place.night().outcome == "Completed"
     with place.open() as opened:
         assert {s.colour for s in status(opened)} == {"green"}
         with pytest.raises(ConfigError, match="owes nothing"):
-            owed.forget(opened, image, "again")
+            owed.forget_owed(opened, image, "again")
 
 
 def test_a_back_group_that_was_renamed_still_delivers_from_its_disk(place: Place) -> None:
@@ -188,7 +188,7 @@ def test_an_owed_image_without_any_good_copy_is_lost_and_said_until_it_is_given_
         assert [(f.id, f.severity) for f in of_image] == [("NF-OWED-002", "fail")]
         place.site.write_file(stores={"SG1": ("a", "b")})
     with place.open() as opened:
-        owed.forget(opened, image, "the disk was bad")
+        owed.forget_owed(opened, image, "the disk was bad")
         assert {s.colour for s in status(opened)} == {"green"}
     assert place.night().exit_code == 0
 
@@ -271,7 +271,7 @@ def test_what_a_removed_back_group_owes_is_named_by_every_night(place: Place) ->
             for line in owed.describe_undeliverable(owed.undeliverable(opened))
         )
         for store in ("SG1/a", "SG1/b"):
-            owed.forget(opened, store, "the disk is gone")
+            owed.forget_owed(opened, store, "the disk is gone")
         assert night_result(opened, result.run).outcome == "Completed"
 
 
@@ -355,7 +355,7 @@ def test_an_image_that_was_given_up_while_only_damaged_copies_are_left_is_nobody
         night.stage_two(opened, run)
     with place.open() as opened:
         assert owed.is_lost(opened, opened.catalog.image(image))
-        owed.forget(opened, image, "both are bad")
+        owed.forget_owed(opened, image, "both are bad")
         result = night_result(opened, run)
         assert (result.outcome, result.exit_code) == ("Partial", 3)
         assert f"given up: {image}" in result.sentence()

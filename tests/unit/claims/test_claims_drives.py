@@ -8,7 +8,7 @@ import pytest
 
 from nightferry.catalog.memory import MemoryStorage
 from nightferry.catalog.query import Catalog
-from nightferry.claims.drives import LOOK_S, DriveLeases
+from nightferry.claims.drives import WATCH_PAUSE_S, DriveLeases
 from nightferry.claims.heartbeat import LEASE_S
 from nightferry.errors import CatalogError, DriveTaken, Unavailable
 from nightferry.model.claim_records import DriveLeaseRecord
@@ -64,7 +64,7 @@ def test_one_of_two_gets_a_drive_and_the_other_after_it_was_given_back(place: Aw
     assert two.take() is None
     lease.release()
     one.leases.close()
-    two.wait(LOOK_S)
+    two.wait(WATCH_PAUSE_S)
     theirs = two.leases.try_take(DRIVE, "")
     assert theirs is not None
     assert not theirs.untouched
@@ -104,12 +104,12 @@ def test_a_holder_that_beats_keeps_its_drive_and_a_silent_one_loses_it_by_the_wa
     assert lease is not None
     for _ in range(3):
         assert two.take() is None
-        two.wait(LEASE_S - LOOK_S)
+        two.wait(LEASE_S - WATCH_PAUSE_S)
         one.leases.heartbeat()
     assert two.take() is None
-    two.wait(LEASE_S - LOOK_S)
+    two.wait(LEASE_S - WATCH_PAUSE_S)
     assert two.take() is None
-    two.wait(LOOK_S)
+    two.wait(WATCH_PAUSE_S)
     theirs = two.leases.try_take(DRIVE, "")
     assert theirs is not None
     assert not theirs.untouched
@@ -139,7 +139,7 @@ def test_an_overtaken_holder_learns_it_at_its_next_heartbeat(place: Away) -> Non
     lease.release()
     one.leases.heartbeat()
     register.record(cartridge())
-    one.wait(LOOK_S)
+    one.wait(WATCH_PAUSE_S)
     assert one.take() is None
     assert place.names("locks") == [f"drives.{two.leases.token}.beat"]
 
@@ -205,7 +205,7 @@ def test_a_drive_is_used_without_a_lease_where_none_can_be_recorded_until_anothe
     theirs.release()
     night.leases.close()
     place.read_only = True
-    restoring.wait(LOOK_S)
+    restoring.wait(WATCH_PAUSE_S)
     lease = restoring.leases.try_take(DRIVE, "")
     assert lease is not None
     assert not lease.untouched
@@ -213,7 +213,7 @@ def test_a_drive_is_used_without_a_lease_where_none_can_be_recorded_until_anothe
     lease.confirm()
 
     place.read_only = False
-    night.wait(LOOK_S)
+    night.wait(WATCH_PAUSE_S)
     assert night.take() is not None, "who records a lease has the drive"
     with pytest.raises(DriveTaken, match="night"):
         lease.confirm()
