@@ -16,12 +16,12 @@ def forget(name: str, /, *, reason: str) -> None:
         Why; it is kept in the catalog.
     """
     from nightferry.site.opened import OpenSite
-    from nightferry.staging.owed import forget_owed as give_up
+    from nightferry.staging.owed import forget_owed
     from nightferry.units import counted
 
     session = current()
     with OpenSite(session.load_site()) as site:
-        records = give_up(site, name, reason)
+        records = forget_owed(site, name, reason)
     session.out.result(
         {"forgotten": [record.model_dump(mode="json") for record in records]},
         f"{counted(len(records), 'image')} given up: {', '.join(record.image for record in records)}",
