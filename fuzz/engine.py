@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from fuzz.targets import Target
+from nightferry.image.guard import data_bytes
 
 ROOT = Path(__file__).parents[1]
 CORPUS = Path(__file__).parent / "corpus"
@@ -92,6 +94,9 @@ def child(target: Target, folder: Path, seed: int, seconds: float) -> int:
         if not target.accepts(sample):
             print(json.dumps({"why": "a valid sample was refused"}))
             return 3
+    if target.memory_bytes:
+        limit = data_bytes() + target.memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     before = _peak()
     until = time.monotonic() + seconds
     while time.monotonic() < until:

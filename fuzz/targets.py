@@ -17,6 +17,7 @@ from random import Random
 
 from fuzz import iscsi, mutate
 from nightferry.errors import NightferryError
+from nightferry.image.guard import GUARD_MEMORY_BYTES
 
 ROOT = Path(__file__).parents[1]
 IMAGE = "20261130-TEX-BACK-1.SG1.priv1.L0"
@@ -33,6 +34,8 @@ class Target:
     decode: Callable[[bytes], object]
     mutate: Mutate = mutate.change_bytes
     errors: tuple[type[Exception], ...] = ()
+    memory_bytes: int = 0
+    """What the process that decodes may take more than it has, where the product sets such a limit; 0: none."""
 
     def accepts(self, data: bytes) -> bool:
         """Whether it was believed.
@@ -690,9 +693,9 @@ def _validation_error() -> type[Exception]:
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("index", _indexes, _read_index, _change_parquet),
+        Target("index", _indexes, _read_index, _change_parquet, memory_bytes=GUARD_MEMORY_BYTES),
         Target("segment", _segments, _read_segment, _change_parquet),
-        Target("catalog", _copies, _read_copy, _change_copy),
+        Target("catalog", _copies, _read_copy, _change_copy, memory_bytes=GUARD_MEMORY_BYTES),
         Target("event", _events, _read_event, mutate.change_json),
         Target("tar", _headers, _read_tar, _change_tar),
         Target("image", _ends, _read_end, _change_end),

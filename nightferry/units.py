@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
@@ -13,6 +16,10 @@ _SIZE_UNITS = {
     "g": GIB, "gib": GIB, "gb": 1000**3,
     "t": TIB, "tib": TIB, "tb": 1000**4,
 }  # fmt: skip
+LARGEST_SIZE = (1 << 63) - 1
+"""More bytes than that no system counts."""
+LONGEST_S = 100 * 366 * 86400.0
+"""A duration is at most a century."""
 _DURATION_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -20,30 +27,42 @@ def parse_size(text: str | int) -> int:
     """``"2 GiB"`` → bytes. Binary units end in iB (or are one letter), decimal ones in B.
 
     Raises:
-        ValueError: not a size, or negative.
+        ValueError: not a size, negative, or more than ``LARGEST_SIZE``.
     """
     if isinstance(text, int):
         if text < 0:
             raise ValueError(f"a size cannot be negative: {text}")
-        return text
+        return _bounded_size(text)
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(f"not a size: {text!r}; write for example '2 GiB'")
-    return int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
+    return int(_bounded_size(float(match[1]) * _SIZE_UNITS[match[2].lower()]))
+
+
+def _bounded_size(size: N) -> N:
+    if not size <= LARGEST_SIZE:
+        raise ValueError("larger than any disk: at most 8388608 TiB")
+    return size
 
 
 def parse_duration(text: str | int | float) -> float:
     """``"8h"`` → seconds.
 
     Raises:
-        ValueError: not a duration.
+        ValueError: not a duration, or more than ``LONGEST_S``.
     """
     if isinstance(text, int | float):
-        return float(text)
+        return _bounded_duration(text)
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
     if match is None or match[2] not in _DURATION_UNITS:
         raise ValueError(f"not a duration: {text!r}; write for example '8h', '30 min' or '90 s'")
-    return float(match[1]) * _DURATION_UNITS[match[2]]
+    return _bounded_duration(float(match[1]) * _DURATION_UNITS[match[2]])
+
+
+def _bounded_duration(seconds: float) -> float:
+    if not abs(seconds) <= LONGEST_S:
+        raise ValueError("longer than a century")
+    return float(seconds)
 
 
 def parse_percent(text: str, *, limit: float = 100) -> float:

@@ -204,7 +204,7 @@ def _serve(requests: socket.socket) -> None:
     from nightferry.image.proof import PROOFS
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    before = _data_bytes()
+    before = data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (before + GUARD_MEMORY_BYTES, before + GUARD_MEMORY_BYTES))
     requests.sendall(json.dumps({"why": "", "last": False}).encode())
     while True:
@@ -219,16 +219,16 @@ def _serve(requests: socket.socket) -> None:
         try:
             PROOFS[job["kind"]](Spooled(fds[0], int(job["size"])))
         except IntegrityError as error:
-            why = str(error)[:1000]
+            why = str(error).strip()[:1000]
         except MemoryError:
             why = f"reading it takes more than {GUARD_MEMORY_BYTES >> 20} MiB"
-        last = bool(why) or _data_bytes() > before + _GROWN_BYTES
+        last = bool(why) or data_bytes() > before + _GROWN_BYTES
         requests.sendall(json.dumps({"why": why, "last": last}).encode())
         if last:
             return
 
 
-def _data_bytes() -> int:
+def data_bytes() -> int:
     """What counts against ``RLIMIT_DATA``."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmData:")[2].split()[0]) << 10

@@ -67,11 +67,15 @@ class Section(BaseModel):
 
 
 def _size(value: object) -> object:
-    return parse_size(value) if isinstance(value, str) else value
+    return parse_size(value) if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
 def _duration(value: object) -> object:
-    return parse_duration(value) if isinstance(value, str) else value
+    return (
+        parse_duration(value)
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
+        else value
+    )
 
 
 def _bound(value: object) -> object:
