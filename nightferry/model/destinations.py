@@ -94,7 +94,7 @@ class Lock(Section):
     """Object lock."""
 
     mode: Literal["governance", "compliance"] = "governance"
-    days: Annotated[int, Field(strict=True, ge=1)]
+    days: Annotated[int, Field(strict=True, ge=1, le=36_500)]
 
 
 class Recall(Section):
