@@ -68,7 +68,7 @@ from nightferry.destination.ours import (
 )
 from nightferry.destination.schemes import open_driver
 from nightferry.destination.spec import SpecObjects
-from nightferry.destination.spec_check import look
+from nightferry.destination.spec_check import check_objects
 from nightferry.errors import (
     DestinationError,
     IntegrityError,
@@ -89,7 +89,7 @@ _MADE_FIRST = "images"
 """What the first copy makes below the root."""
 
 
-class ObjectReader:
+class FsspecObjectReader:
     """See ``ByteReader``: an object read by range."""
 
     def __init__(self, read_at: ReadAt, path: str, size_bytes: int) -> None:
@@ -174,7 +174,7 @@ class FsspecDestination:
         except NightferryError as error:
             return [Finding("NF-DEST-001", "fail", f"destination {self._name}: {error}", error.hint)]
         if isinstance(self._objects, SpecObjects):
-            return look(self._objects)
+            return check_objects(self._objects)
         probe = draft_name()  # what a check that is killed leaves, the next night removes
         try:
             self._objects.create(probe, b"nightferry")
@@ -329,7 +329,7 @@ class FsspecDestination:
         if size is None or size != location["size_bytes"]:
             raise misfit(self._name, path, size, location)
         with self._objects.opened(path) as read_at:
-            yield ObjectReader(read_at, path, size)
+            yield FsspecObjectReader(read_at, path, size)
 
     def side_file(
         self,
@@ -492,7 +492,7 @@ class FsspecDestination:
         """As ``_read``, of an object that memory may have no room for."""
         size = require_length(self._name, path, self._objects.size(path), most_bytes)
         with self._objects.opened(path) as read_at:
-            return spooled(ObjectReader(read_at, path, size).stream(0, size), cancel)
+            return spooled(FsspecObjectReader(read_at, path, size).stream(0, size), cancel)
 
     def _read(self, path: str, most_bytes: int) -> bytes:
         """All of an object.

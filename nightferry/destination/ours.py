@@ -21,6 +21,8 @@ from nightferry.errors import ConfigError, MediumDamaged, NotOurs
 from nightferry.model.names import parse_image_name
 
 ORIGIN = "origin.json"
+SCRATCH = ".nightferry-check"
+"""The name of what a check writes and removes."""
 MARKER = "site.json"
 MARKER_BYTES = 1 << 20
 """Longer than this nothing that proves something makes sense, and it is not read."""

@@ -18,7 +18,7 @@ from nightferry.errors import ConfigError, DestinationError, MediumFull, Unavail
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 15.0
+SFTP_CONNECT_TIMEOUT_S = 15.0
 KEEPALIVE_S = 15.0
 """A peer that is silent for three of these is gone."""
 CHANNELS = 8
@@ -227,7 +227,7 @@ class SftpDriver(Driver):
     def _connect_arguments(self) -> dict[str, Any]:
         import asyncssh
 
-        patience_s = self.options.get("connect_timeout", CONNECT_TIMEOUT_S)
+        patience_s = self.options.get("connect_timeout", SFTP_CONNECT_TIMEOUT_S)
         arguments: dict[str, Any] = {
             "connect_timeout": patience_s,
             "login_timeout": patience_s,

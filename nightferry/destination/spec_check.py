@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nightferry.destination.ours import SCRATCH
 from nightferry.destination.spec import SpecObjects
 from nightferry.errors import NightferryError
 from nightferry.model.findings import Finding
 from nightferry.units import MIB, format_size
 
-SCRATCH = ".nightferry-check"
 LITTLE_BYTES = 64 * MIB
 _BYTES = bytes(range(256)) * 16
 
 
-def look(objects: SpecObjects) -> list[Finding]:
+def check_objects(objects: SpecObjects) -> list[Finding]:
     """Every finding. Leaves nothing behind where removing is allowed."""
     name = objects.driver.name
     try:

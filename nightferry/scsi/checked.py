@@ -43,7 +43,7 @@ _HEADER_DIGEST = b"HeaderDigest=CRC32C"
 _SEND_S = 10.0
 
 
-class Refused(Exception):
+class AnswerRefused(Exception):
     """What the target answered is not handed on: why."""
 
 
@@ -129,17 +129,19 @@ class CheckedConnection:
             return _HEADER_BYTES
         additional, data = 4 * self._answer[4], int.from_bytes(self._answer[5:8], "big")
         if additional or data > _LONGEST_BYTES:
-            raise Refused(f"it sends {additional or data} bytes where a short text is due")
+            raise AnswerRefused(f"it sends {additional or data} bytes where a short text is due")
         return _HEADER_BYTES + data + -data % 4
 
     def _require_allowed(self) -> None:
         opcode, is_login = self._answer[0] & 0x3F, self._answer[0] & 0x3F == _LOGIN_ANSWER
         if opcode not in self._expected.opcodes:
-            raise Refused(f"it sends a PDU of opcode {opcode:02x}h, which is not an answer to what was asked")
+            raise AnswerRefused(
+                f"it sends a PDU of opcode {opcode:02x}h, which is not an answer to what was asked"
+            )
         if is_login and self._answer[36] == _REDIRECTION:
-            raise Refused("it sends us to another portal")
+            raise AnswerRefused("it sends us to another portal")
         if is_login and not self._expected.header_digest and _HEADER_DIGEST in self._answer:
-            raise Refused("it agrees on a header digest that was not offered")
+            raise AnswerRefused("it agrees on a header digest that was not offered")
 
 
 def _received(source: socket.socket, length: int) -> bytes | None:

@@ -19,7 +19,14 @@ from nightferry.errors import DestinationError, NightferryError, Unavailable
 from nightferry.model.redact import scrubbed
 from nightferry.scsi import libiscsi
 from nightferry.scsi.cdb import LONGEST_BLOCK
-from nightferry.scsi.checked import LOGIN, LOGIN_WITHOUT_DIGEST, RESET, CheckedConnection, Expected, Refused
+from nightferry.scsi.checked import (
+    LOGIN,
+    LOGIN_WITHOUT_DIGEST,
+    RESET,
+    AnswerRefused,
+    CheckedConnection,
+    Expected,
+)
 from nightferry.scsi.transport import CHECK_CONDITION, CLEARED_BYTES, GOOD, Answer, Indeterminate
 
 _CONNECT_S = 20.0
@@ -251,7 +258,7 @@ class IscsiTransport:
         if self._checked is not None:
             try:
                 self._checked.carry()
-            except Refused as error:
+            except AnswerRefused as error:
                 raise DestinationError(
                     f"the iSCSI target {self._portal.name} is refused: {error}",
                     hint="name the portal at which the target is; if it is this one, look at what answers there",

@@ -24,7 +24,7 @@ Callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_void_p, c_void_p)
 """Context, status, command data, private data."""
 
 
-class Sense(ctypes.Structure):
+class SenseStruct(ctypes.Structure):
     """``struct scsi_sense``; only its size matters: it lacks the stream bits. C packs its three flags and
     ``bit_pointer`` into one word."""
 
@@ -55,7 +55,7 @@ class Task(ctypes.Structure):
         ("cdb", c_ubyte * 16),
         ("residual_status", c_int),
         ("residual", c_size_t),
-        ("sense", Sense),
+        ("sense", SenseStruct),
         ("datain", Data),
     )
 

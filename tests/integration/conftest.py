@@ -55,7 +55,7 @@ def bucket_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
     monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
-    probe.forget()
+    probe.forget_abilities()
 
 
 @pytest.fixture

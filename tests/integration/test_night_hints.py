@@ -23,9 +23,9 @@ MakeSite = Callable[..., SmallSite]
 
 @pytest.fixture(autouse=True)
 def _ask_the_store_again() -> Iterator[None]:
-    probe.forget()
+    probe.forget_abilities()
     yield
-    probe.forget()
+    probe.forget_abilities()
 
 
 def failed_night(opened: OpenSite) -> tuple[NightResult, NightferryError]:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed")]
 
 @pytest.fixture(autouse=True)
 def _ask_the_store_again() -> None:
-    probe.forget()
+    probe.forget_abilities()
 
 
 class Heard:
@@ -150,7 +150,7 @@ def test_a_storage_class_that_the_store_lacks_fails_both(seaweed: Seaweed, proxy
     destination = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint, storage_class="FROZEN")
     agree_on_failing(destination, "NF-S3-012", "storage_class FROZEN")
     assert proxy.count(lambda ask: "/images/" in ask.path and ask.method in ("PUT", "POST")) == 0
-    probe.forget()
+    probe.forget_abilities()
     kept = open_bucket(seaweed, seaweed.prefix(), endpoint=proxy.endpoint, storage_class="STANDARD_IA")
     assert ids(kept) == []
 

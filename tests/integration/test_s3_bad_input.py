@@ -30,7 +30,7 @@ IMAGE = named("i1")
 
 @pytest.fixture(autouse=True)
 def _ask_the_store_anew() -> None:
-    probe.forget()
+    probe.forget_abilities()
 
 
 def small() -> PlainImage:

@@ -40,7 +40,7 @@ SMALL = {"memory_bytes": 6 * MIB}
 
 @pytest.fixture(autouse=True)
 def _ask_the_store_again() -> None:
-    probe.forget()
+    probe.forget_abilities()
 
 
 def image(name: str = "i1", size: int = 8 * PART + MIB + 77) -> PlainImage:

@@ -27,7 +27,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
 
 @pytest.fixture(autouse=True)
 def _ask_the_store_again() -> None:
-    probe.forget()
+    probe.forget_abilities()
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ class Said:
 def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NF_TEST_ACCESS", KEYS[0])
     monkeypatch.setenv("NF_TEST_SECRET", KEYS[1])
-    probe.forget()
+    probe.forget_abilities()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ EXPIRED = Fault(
 
 @pytest.fixture(autouse=True)
 def _ask_the_store_again() -> None:
-    probe.forget()
+    probe.forget_abilities()
 
 
 def profile(keys: tuple[str, str]) -> str:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("seaweed"), needs("ope
 
 @pytest.fixture(autouse=True)
 def _ask_the_store_anew() -> None:
-    probe.forget()
+    probe.forget_abilities()
 
 
 @pytest.fixture(scope="module")

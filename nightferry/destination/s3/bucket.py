@@ -23,7 +23,7 @@ from nightferry.destination.s3.failure import (
     FAULTS,
     Forbidden,
     NotSupported,
-    as_destination_error,
+    as_s3_error,
     code_of,
     is_expired,
     is_passing,
@@ -159,7 +159,7 @@ class Bucket:
             raise self._failed(error, what) from None
 
     def _failed(self, error: Exception, what: str) -> DestinationError:
-        return as_destination_error(error, self.name, what, self._connection.secrets())
+        return as_s3_error(error, self.name, what, self._connection.secrets())
 
     def _asked(self, request: Callable[[Any], T]) -> T:
         """What the client answers; another one with newer keys where the store takes this one's no longer."""

@@ -18,7 +18,7 @@ ORPHAN_AGE = timedelta(days=2)
 """An upload that was begun before and has not ended no longer belongs to a night."""
 
 
-def look(
+def check_bucket(
     bucket: Bucket, wanted: Wanted | None, clock: Clock, storage_class: str | None = None
 ) -> list[Finding]:
     """Every finding. What a night asks of the endpoint is asked of it, with scratch objects that are removed."""

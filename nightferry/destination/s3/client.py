@@ -15,7 +15,7 @@ from nightferry.errors import ConfigError
 from nightferry.model.destinations import S3Settings
 from nightferry.model.secrets import resolve_secret
 
-CONNECT_TIMEOUT_S = 10.0
+S3_CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 """Silence, not length: a request may take as long as bytes move."""
 CONNECTIONS = 80
@@ -96,7 +96,7 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S, who
     custom = settings.endpoint is not None or named
     path_style = custom if settings.path_style is None else settings.path_style
     config = Config(
-        connect_timeout=CONNECT_TIMEOUT_S,
+        connect_timeout=S3_CONNECT_TIMEOUT_S,
         read_timeout=read_timeout_s,
         max_pool_connections=CONNECTIONS,
         # All streams share one back-off; tries that botocore made by itself would not be seen by it.
@@ -124,7 +124,7 @@ def connect(settings: S3Settings, *, read_timeout_s: float = READ_TIMEOUT_S, who
     wire = BoundedSession(
         verify=verify or core.get_config_variable("ca_bundle") or True,
         proxies={} if is_direct else get_environ_proxies(endpoint),
-        timeout=(CONNECT_TIMEOUT_S, read_timeout_s),
+        timeout=(S3_CONNECT_TIMEOUT_S, read_timeout_s),
         max_pool_connections=CONNECTIONS,
     )
     client.meta.events.register("before-send.s3", wire.send)

@@ -74,7 +74,7 @@ from nightferry.destination.s3 import expiry
 from nightferry.destination.s3.archive import archived, ask
 from nightferry.destination.s3.backoff import Backoff
 from nightferry.destination.s3.bucket import Bucket, proof
-from nightferry.destination.s3.check import look
+from nightferry.destination.s3.check import check_bucket
 from nightferry.destination.s3.client import READ_TIMEOUT_S, connect
 from nightferry.destination.s3.failure import Forbidden, is_passing
 from nightferry.destination.s3.lock import NotLocked, Wanted, require_locked
@@ -209,7 +209,7 @@ class S3Destination:
         return self._lanes.count
 
     def check(self) -> list[Finding]:
-        return look(self._bucket, self._lock, self._clock, self._storage_class)
+        return check_bucket(self._bucket, self._lock, self._clock, self._storage_class)
 
     @contextmanager
     def lane(self, *, progress: Progress, cancel: Cancel) -> Iterator[ObjectLane]:
@@ -506,7 +506,7 @@ class S3Destination:
         self._remove(place_of(location)[0])
 
     def locked(self, location: Mapping[str, Any]) -> Locked | None:
-        return expiry.locked(self._remover.bucket, place_of(location)[0], self._clock.now())
+        return expiry.locked_until(self._remover.bucket, place_of(location)[0], self._clock.now())
 
     def expire(self, location: Mapping[str, Any], digest: str) -> str:
         return expiry.remove_copy(

@@ -14,6 +14,7 @@ from nightferry.destination.ours import (
     MARKER_BYTES,
     NAMES,
     ORIGIN,
+    SCRATCH,
     Origin,
     is_image,
     is_ours,
@@ -22,14 +23,13 @@ from nightferry.destination.ours import (
 )
 from nightferry.destination.s3.bucket import Bucket, Upload, Version
 from nightferry.destination.s3.failure import Forbidden, NotSupported
-from nightferry.destination.s3.probe import SCRATCH
 from nightferry.errors import MediumDamaged, NotInThisRelease, NotOurs, NotRemoved, Retained
 
 _NO_VERSION = "null"
 """The version id of an object that was stored while its bucket kept no versions: it can have no lock."""
 
 
-def locked(bucket: Bucket, image: str, now: datetime) -> Locked | None:
+def locked_until(bucket: Bucket, image: str, now: datetime) -> Locked | None:
     """The longest lock on anything of a copy, as far as the key may see."""
     found = _versions(bucket, image)
     if found is None:
@@ -82,7 +82,7 @@ def remove_copy(
     """
     found = _versions(bucket, image)
     _require_proof(bucket, image, found, mark, digest)
-    lock = locked(bucket, image, now)
+    lock = locked_until(bucket, image, now)
     if lock is not None:
         raise Retained(f"{bucket.name} keeps {image}: {lock}", subject=image)
     if found is None:

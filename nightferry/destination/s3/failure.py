@@ -105,9 +105,7 @@ def is_passing(error: Exception) -> bool:
     )
 
 
-def as_destination_error(
-    error: Exception, name: str, what: str, secrets: Iterable[str] = ()
-) -> DestinationError:
+def as_s3_error(error: Exception, name: str, what: str, secrets: Iterable[str] = ()) -> DestinationError:
     """The error a user should see. Foreign words are made safe, and hold none of our secrets: a store may repeat what
     it was sent. Raise it ``from None``, as the library's own words are as they came.
 

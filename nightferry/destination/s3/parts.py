@@ -121,7 +121,7 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Part:
+class MemoryPart:
     """A part in memory; ``drop`` it when it has been sent."""
 
     number: int
@@ -159,7 +159,7 @@ def streamed(spans: Iterator[Span], memory: Memory, cancel: Cancel) -> Iterator[
 
 def cut(
     pieces: Iterator[memoryview], sizes: Iterator[int], length: int | None, memory: Memory, cancel: Cancel
-) -> Iterator[Part]:
+) -> Iterator[MemoryPart]:
     """Parts of the stream in order; at least one, which may be empty.
 
     A piece is copied before the next one is asked for. Whoever gets a part drops it.
@@ -172,7 +172,7 @@ def cut(
     for number, size in enumerate(sizes, 1):
         if left is not None:
             size = min(size, max(left, 1))
-        part = Part(number, memory.take(size, cancel), memory, size)
+        part = MemoryPart(number, memory.take(size, cancel), memory, size)
         filled = 0
         try:
             while filled < size:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from nightferry.destination.ours import SCRATCH
 from nightferry.destination.s3.bucket import Bucket, Upload, proof, whole_crc
 from nightferry.destination.s3.failure import Forbidden
 from nightferry.destination.s3.listing import ListingCut
@@ -22,7 +23,6 @@ from nightferry.destination.s3.parts import crc64, crc_text
 from nightferry.errors import DestinationError
 from nightferry.model.findings import Finding
 
-SCRATCH = ".nightferry-check"
 _LOCKED_SCRATCH = f"{SCRATCH}-lock"
 """A locked object cannot be removed at once; this one is written over, and its old versions go when they may."""
 _SHORT_LOCK = timedelta(minutes=20)
@@ -87,7 +87,7 @@ def abilities(
         return _known[where]
 
 
-def forget() -> None:
+def forget_abilities() -> None:
     """Asks again next time."""
     with _lock:
         _known.clear()

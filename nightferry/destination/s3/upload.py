@@ -24,7 +24,7 @@ from nightferry.destination.s3.parts import (
     MOST_PARTS,
     PART_BYTES,
     Memory,
-    Part,
+    MemoryPart,
     StreamedPart,
     crc64,
     crc_text,
@@ -155,11 +155,11 @@ class Uploader:
         """Ends the threads. May be called twice."""
         self._threads.shutdown()
 
-    def _in_parts(self, one: _Object, parts: Iterator[Part | StreamedPart]) -> Stored:
+    def _in_parts(self, one: _Object, parts: Iterator[MemoryPart | StreamedPart]) -> Stored:
         stop = threading.Event()
         sent: list[Future[_Sent]] = []
         upload_id = ""
-        part: Part | StreamedPart | None = None
+        part: MemoryPart | StreamedPart | None = None
         try:
             part = next(parts)
             upload_id, there = one.begin()
@@ -185,7 +185,11 @@ def _continues(error: NightferryError) -> bool:
 
 
 def _send(
-    one: _Object, upload_id: str, part: Part | StreamedPart, there: PartThere | None, stop: threading.Event
+    one: _Object,
+    upload_id: str,
+    part: MemoryPart | StreamedPart,
+    there: PartThere | None,
+    stop: threading.Event,
 ) -> _Sent:
     try:
         if stop.is_set():
@@ -248,7 +252,7 @@ class _Object:
             return []
         return sorted(found, key=lambda upload: upload.initiated)
 
-    def send(self, upload_id: str, part: Part | StreamedPart, there: PartThere | None) -> _Sent:
+    def send(self, upload_id: str, part: MemoryPart | StreamedPart, there: PartThere | None) -> _Sent:
         """A part that is up already with the same bytes is not sent again."""
         if isinstance(part, StreamedPart):
             return self._send_span(upload_id, part.number, part.span, there)

@@ -20,7 +20,7 @@ from fsspec.registry import register_implementation
 from nightferry.destination.fsspec import FsspecDestination
 from nightferry.destination.schemes import open_driver
 from nightferry.destination.spec import SpecObjects
-from nightferry.destination.spec_check import look
+from nightferry.destination.spec_check import check_objects
 from nightferry.errors import ConfigError, DestinationError, MediumDamaged, MediumFull, Unavailable
 
 MIB = 1 << 20
@@ -154,10 +154,10 @@ def test_ranges_are_read_through_files_whatever_cat_file_does() -> None:
 
 
 def test_check_says_what_a_driver_can_and_cannot() -> None:
-    assert [(f.id, f.severity) for f in look(objects())] == [
+    assert [(f.id, f.severity) for f in check_objects(objects())] == [
         (f"NF-FS-00{number}", "note") for number in (4, 5, 6, 7)
     ]
-    assert [(f.id, f.severity) for f in look(objects("renaming"))] == [
+    assert [(f.id, f.severity) for f in check_objects(objects("renaming"))] == [
         (f"NF-FS-00{number}", "note") for number in (5, 7)
     ]
     assert in_store() == in_store("renaming") == []

@@ -23,7 +23,7 @@ from nightferry.destination.tape.drives.base import (
 )
 from nightferry.destination.tape.drives.lease import Lease
 from nightferry.destination.tape.drives.ready import UNLOAD_S, wait_to_unload, wait_until_ready
-from nightferry.destination.tape.drives.scsi_device import QUICK_S, Device, Refused
+from nightferry.destination.tape.drives.scsi_device import QUICK_S, CommandRefused, Device
 from nightferry.errors import DestinationError, MediumDamaged, NightferryError, PositionLost
 from nightferry.scsi import cdb
 from nightferry.scsi.cdb import Over
@@ -118,7 +118,7 @@ class ScsiDrive:
     def _set_prevented(self, on: bool) -> None:
         try:
             self._device.patiently(cdb.prevent_removal(on))
-        except Refused as refused:
+        except CommandRefused as refused:
             if not refused.is_unsupported:
                 raise
         self._is_prevented = on
@@ -148,7 +148,7 @@ class ScsiDrive:
     def _ask_position(self) -> cdb.TapePosition | None:
         try:
             _, data, _ = self._device.run(cdb.read_position(), data_in_len=cdb.READ_POSITION_LENGTH)
-        except Refused:
+        except CommandRefused:
             return None
         return cdb.parse_position(bytes(data))
 
@@ -200,7 +200,7 @@ class ScsiDrive:
         """LOCATE to the beginning of a tape file; False: the drive cannot, nothing was moved."""
         try:
             sense, _, _ = self._moving(cdb.locate_file(number), _MOVE_S)
-        except Refused as refused:
+        except CommandRefused as refused:
             if not refused.is_unsupported:
                 raise
             self._locates = False
@@ -433,7 +433,7 @@ class ScsiDrive:
         """A command that moves the tape: whatever goes wrong, where it stands is not known afterwards."""
         try:
             return self._device.run(command, data_out=data_out, data_in_len=data_in_len, timeout_s=timeout_s)
-        except Refused:
+        except CommandRefused:
             raise
         except NightferryError:
             self._is_lost = True

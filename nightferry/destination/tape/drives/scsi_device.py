@@ -57,7 +57,7 @@ _PANEL = "check {name} and its panel or log"
 _UNSUPPORTED = {(0x20, 0x00), (0x24, 0x00), (0x26, 0x00)}
 
 
-class Refused(DestinationError):
+class CommandRefused(DestinationError):
     """The device does not take the command as it was sent; nothing was done."""
 
     def __init__(self, message: str, sense: Sense, subject: str) -> None:
@@ -237,7 +237,7 @@ class Device:
         """The TapeAlert flags that are set; empty when none is, or the device has no such page."""
         try:
             page = self.patiently(cdb.log_sense(cdb.TAPE_ALERT_PAGE), data_in_len=_ALERT_BYTES)
-        except Refused as refused:
+        except CommandRefused as refused:
             if refused.is_unsupported:
                 return ()
             raise
@@ -273,7 +273,7 @@ def meaning(sense: Sense, name: str) -> NightferryError | None:
         case _ if sense.key == HARDWARE_ERROR:
             return Unavailable(said, hint=_PANEL.format(name=name), subject=name)
         case _ if sense.key == ILLEGAL_REQUEST:
-            return Refused(said, sense, name)
+            return CommandRefused(said, sense, name)
         case _ if sense.key == DATA_PROTECT:
             return WriteProtected(said, subject=name)
         case _ if sense.key == VOLUME_OVERFLOW:

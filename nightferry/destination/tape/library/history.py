@@ -33,7 +33,7 @@ class Met:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundParts:
     """What the cartridges of an image hold of it. ``complete``: every one that may was read to its beginning."""
 
     met: tuple[Met, ...]
@@ -60,7 +60,7 @@ class History:
         self._read: dict[tuple[str, str], tuple[Met, ...] | None] = {}
         """Barcode and label → what was met there; None: it could not be read."""
 
-    def of(self, image: str) -> Found:
+    def of(self, image: str) -> FoundParts:
         """What the cartridges that the catalog names for an image hold of it, newest first on each.
 
         A retired cartridge is never looked at: what is on it was given up. One that is not in the library is not waited
@@ -79,7 +79,7 @@ class History:
             found = self._look(barcode, record) if barcode in here else None
             complete &= found is not None
             met += [each for each in found or () if each.trailer.image == image]
-        return Found(tuple(met), complete)
+        return FoundParts(tuple(met), complete)
 
     def _look(self, barcode: str, record: CartridgeRecord) -> tuple[Met, ...] | None:
         key = barcode, record.label

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from nightferry.clock import SYSTEM_CLOCK, Clock
 from nightferry.destination.tape.drives.base import TapeDrive
-from nightferry.destination.tape.drives.scsi_device import Device, Refused
+from nightferry.destination.tape.drives.scsi_device import CommandRefused, Device
 from nightferry.destination.tape.library.changer import SEE_LIST, UNREADABLE, Address, Element, ElementKind
 from nightferry.errors import DestinationError, PositionLost
 from nightferry.model.names import BARCODE
@@ -95,7 +95,7 @@ class ScsiChanger:
                     )
             try:
                 self._move(found[source], found[target])
-            except Refused as refused:
+            except CommandRefused as refused:
                 reason = _REASONS.get(refused.sense.code, str(refused))
                 raise DestinationError(
                     f"{source} to {target}: {reason.format(source=source, target=target)}",
@@ -163,7 +163,7 @@ class ScsiChanger:
                 data = self._device.patiently(
                     command, data_in_len=length, timeout_s=_STATUS_S, patience_s=_READY_S
                 )
-            except Refused as refused:
+            except CommandRefused as refused:
                 if identifiers and refused.is_unsupported:
                     return self._elements(kind)
                 if kind is ElementType.PORT and refused.is_unsupported:

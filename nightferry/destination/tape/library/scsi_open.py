@@ -11,7 +11,7 @@ from pathlib import Path
 from nightferry.clock import Clock
 from nightferry.destination.tape.drives.lease import Leases
 from nightferry.destination.tape.drives.scsi import ScsiDrive
-from nightferry.destination.tape.drives.scsi_device import Device, Refused
+from nightferry.destination.tape.drives.scsi_device import CommandRefused, Device
 from nightferry.destination.tape.drives.st import StDrive
 from nightferry.destination.tape.drives.st_node import LinuxTapeNode, is_tape_node
 from nightferry.destination.tape.library.changer import Address
@@ -63,7 +63,7 @@ def identify(transport: Transport, clock: Clock) -> Unit | None:
         return None
     try:
         page = device.patiently(cdb.inquiry(_SERIAL_BYTES, cdb.SERIAL_PAGE), data_in_len=_SERIAL_BYTES)
-    except Refused:
+    except CommandRefused:
         return Unit(transport, inquiry, "")
     return Unit(transport, inquiry, cdb.parse_serial(page))
 
