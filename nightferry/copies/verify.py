@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nightferry.copies.media import tapes
 from nightferry.copies.passes import in_passes
 from nightferry.copies.read_back import mark_damaged, verify_copy
 from nightferry.copies.side_files import proven_chunks
@@ -24,7 +25,9 @@ from nightferry.errors import (
     NightferryError,
     OtherSite,
     StagingFull,
+    Unavailable,
 )
+from nightferry.model.destinations import TapeSettings
 from nightferry.model.records import OUTLIVED, CopyRecord, ImageRecord
 from nightferry.plan.restore_order import Choice, stops
 from nightferry.progress import Cancel, Progress
@@ -88,8 +91,8 @@ def verify_copies(
 ) -> Iterator[Checked]:
     """Reads copies back; a damaged one is recorded and the next one goes on.
 
-    On tape cartridge by cartridge, as many at once as there are drives. What lies on a cartridge in a vault is left
-    out, and said.
+    On tape cartridge by cartridge, as many at once as there are drives. No cartridge is waited for: what lies on one in
+    a vault is left out, and said; of one that should be there and is not each copy says so.
 
     Args:
         site: The site.
@@ -101,13 +104,20 @@ def verify_copies(
         cancel: Seen at every chunk.
     """
     vault = offsite(site)
-    for name in [destination] if destination is not None else [d.name for d in site.file.destinations]:
+    names = [destination] if destination is not None else [d.name for d in site.file.destinations]
+    for name in names:
         _require_ours_if_there(site, name)
+    loadable = {name: _loadable(site, name) for name in names}
     here = []
     for copy in copies_to_verify(site, destination):
-        away = [s.barcode for s in stops(copy) if s.barcode in vault.get(copy.destination, ())]
+        barcodes = [stop.barcode for stop in stops(copy)]
+        away = [barcode for barcode in barcodes if barcode in vault.get(copy.destination, ())]
+        known = loadable.get(copy.destination)
+        absent = [barcode for barcode in barcodes if known is not None and barcode not in known]
         if away:
             yield Checked(copy, note=f"{away[0]} is offsite")
+        elif absent:
+            yield Checked(copy, f"cartridge {absent[0]} is not in the library", Unavailable.exit_code)
         else:
             here.append(copy)
 
@@ -115,6 +125,19 @@ def verify_copies(
         return check_one(site, copy, sample=sample, recalling=recalling, progress=progress, cancel=cancel)
 
     yield from in_passes(site, here, lambda copy: copy, check, cancel)
+
+
+def _loadable(site: OpenSite, name: str) -> set[str] | None:
+    """The cartridges that a drive of the destination can have; None where there are none, or nobody can say."""
+    if not isinstance(next((d for d in site.file.destinations if d.name == name), None), TapeSettings):
+        return None
+    try:
+        (library,) = tapes(site, name)
+        views = library.inventory()
+    except (DestinationError, ConfigError) as error:
+        log.info("cannot find out which cartridges %s has: %s", name, error.message)
+        return None
+    return {view.barcode for view in views if view.element and not view.element.startswith("port")}
 
 
 def _require_ours_if_there(site: OpenSite, name: str) -> None:

@@ -192,6 +192,17 @@ def test_export_says_which_ports_are_full(night: CommandSite, nightferry: Comman
     assert listed(nightferry, night)[FIRST]["state"] == "appendable"
 
 
+def test_verify_waits_for_no_cartridge_that_a_hand_took(night: CommandSite, nightferry: Command) -> None:
+    folder = night.root / "vtl/cartridges" / FIRST
+    elements = night.root / "vtl/elements.json"
+    folder.rename(night.root / FIRST)
+    elements.write_text(elements.read_text().replace(FIRST, ""))
+    checked = nightferry(night, "verify", "--copy", "tape", "--json")
+    assert checked.code == 20
+    assert {c["error"] for c in checked.document["copies"]} == {f"cartridge {FIRST} is not in the library"}
+    assert {c["state"] for c in checked.document["copies"]} == {"verified"}
+
+
 def test_a_restore_waits_by_name_for_a_cartridge_in_the_vault(
     night: CommandSite, nightferry: Command, tmp_path: Path
 ) -> None:
