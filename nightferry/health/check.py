@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nightferry
 from nightferry.copies.origin import last_whole, new_line, origin_now
-from nightferry.errors import CatalogError, ClockAhead, ClusterError, NightferryError, OtherSite
+from nightferry.errors import CatalogError, ClockAhead, ClusterError, MoveFailed, NightferryError, OtherSite
 from nightferry.model.findings import Finding
 from nightferry.model.load import LoadedSite
 from nightferry.model.records import THERE, CopyRecord
@@ -27,7 +27,7 @@ from nightferry.site.opened import OpenSite
 from nightferry.site.prefect_api import prefect_api
 from nightferry.site.stamps import describe_clock, future_runs
 from nightferry.staging.owed import FORGET_HINT, describe_undeliverable, lost, undeliverable
-from nightferry.staging.ownership import require_own_catalog
+from nightferry.staging.ownership import require_own_disk
 from nightferry.staging.room import free_room, may_free
 from nightferry.units import counted, format_size
 
@@ -311,9 +311,11 @@ def _catalog(site: OpenSite) -> Iterator[Finding]:
         yield from _room_of_catalog(path)
     for back_group in site.file.back_groups:
         try:
-            require_own_catalog(site, back_group.name)
+            require_own_disk(site, back_group.name)
         except CatalogError as error:
             yield Finding("NF-CAT-006", "fail", error.message, error.hint)
+        except MoveFailed as error:
+            yield Finding("NF-STAGE-006", "fail", error.message, error.hint)
         except ClusterError:
             continue  # what is wrong with the disk is told with the disks
 

@@ -18,7 +18,7 @@ from nightferry.progress import Cancel, Progress
 from nightferry.site.nodes import active_node, has_disk, placement, require_here
 from nightferry.site.opened import OpenSite, operator
 from nightferry.staging.orphans import clear_orphans
-from nightferry.staging.ownership import knows, require_own_catalog
+from nightferry.staging.ownership import knows, require_own_disk
 
 log = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ def _known_token(site: OpenSite, back_group: str, target: str, *, new_disk: bool
         CatalogError: the disk is another catalog's.
     """
     if not new_disk:
-        require_own_catalog(site, back_group)
+        require_own_disk(site, back_group)
     disk = site.disk(back_group)
     token, known = disk.owner(), site.catalog.owner(back_group)
     if token is None and known is not None and not new_disk:

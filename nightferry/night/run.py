@@ -22,7 +22,7 @@ from nightferry.site.opened import OpenSite, operator
 from nightferry.site.stamps import accept_clock, require_plausible_clock, wrong_runs
 from nightferry.staging.images import is_kept
 from nightferry.staging.orphans import clear_killed, clear_orphans, forget_expired
-from nightferry.staging.ownership import require_own_catalog
+from nightferry.staging.ownership import require_own_disk
 
 log = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ def begin_run(
     if level not in (None, 0):
         raise ConfigError(f"level {level} is not in this release: every image is level 0")
     site.catalog.refresh()
-    require_own_catalog(site, back_group)
+    require_own_disk(site, back_group)
     site.mark()
     # What was stamped wrongly is the newest on record: the true night that is newer than it begins now.
     must_follow = bool(clock_is_right) and accept_clock(site, clock_is_right) is not None

@@ -17,9 +17,9 @@ from pathlib import Path
 from nightferry.cluster.base import SILENT_S
 from nightferry.cluster.disk import OwnerToken
 from nightferry.cluster.mount import mount_of
-from nightferry.errors import Cancelled, CatalogError, ClusterError, GroupStopping, NotOwner
+from nightferry.errors import Cancelled, CatalogError, ClusterError, GroupStopping, MoveFailed, NotOwner
 from nightferry.model.catalog_records import RebuildRecord
-from nightferry.model.names import is_run
+from nightferry.model.names import is_run, parse_run
 from nightferry.model.records import RunRecord
 from nightferry.progress import Cancel
 from nightferry.site.nodes import has_disk
@@ -188,16 +188,29 @@ def knows(site: OpenSite, token: OwnerToken) -> bool:
     )
 
 
-def require_own_catalog(site: OpenSite, back_group: str) -> None:
-    """A catalog that does not know the run that used the disk last would forget what is owed, held and known: an empty
-    one, such as the mount point of a catalog whose disk is not mounted, or one that was brought back from a backup.
-    A disk that is not here is not looked at.
+def require_own_disk(site: OpenSite, back_group: str) -> None:
+    """Disk and catalog belong together, by the run that used the disk last. A disk that is not here is not looked at.
+
+    A catalog that does not know that run would forget what is owed, held and known: an empty one, such as the mount
+    point of a catalog whose disk is not mounted, or one that was brought back from a backup.
 
     Raises:
+        MoveFailed: it is the disk of another BACK group.
         CatalogError: the catalog never knew the run of the disk's owner token.
     """
-    token = site.disk(back_group).owner() if has_disk(site, back_group) else None
-    if token is None or knows(site, token):
+    disk = site.disk(back_group) if has_disk(site, back_group) else None
+    token = disk.owner() if disk is not None else None
+    if disk is None or token is None:
+        return
+    other = parse_run(token.run).back_group if is_run(token.run) else back_group
+    # A BACK group that was renamed keeps its disk: then nobody has the other name any more.
+    if other != back_group and any(other == each.name for each in site.file.back_groups):
+        raise MoveFailed(
+            f"the disk of {other} is mounted at {disk.path}, the path of {back_group}",
+            hint="mount each BACK group's own disk; nothing was moved or staged",
+            subject=back_group,
+        )
+    if knows(site, token):
         return
     raise CatalogError(
         f"the catalog {site.catalog.storage} does not know run {token.run}, which used the disk of {back_group} "

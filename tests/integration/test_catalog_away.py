@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from nightferry.errors import CatalogError
+from nightferry.errors import CatalogError, MoveFailed
 from nightferry.health.check import check
 from nightferry.model.load import load_site
 from nightferry.night import move
@@ -102,3 +102,21 @@ def test_check_sees_that_a_catalog_has_no_room(make_site: MakeSite) -> None:
             while out.write(bytes(1 << 20)):
                 out.flush()
         assert ids(site)["NF-CAT-005"] == "fail"
+
+
+def test_a_disk_that_is_mounted_at_the_path_of_another_back_group_is_not_used(make_site: MakeSite) -> None:
+    site, clock = make_site(copies=("folder",)), HandClock()
+    with site.open(clock) as opened:
+        night.nights(opened, clock, 1)
+    (site.home / "other").mkdir()
+    other = f'[[back_groups]]\nname = "TEX-BACK-2"\npath = "{site.home}/other"\n'
+    site.write_file(more=other)
+    token = max(site.disk.glob(".nightferry/owner.*"), key=lambda path: int(path.suffix[1:]))
+    token.write_text(token.read_text().replace("-TEX-BACK-1", "-TEX-BACK-2"))
+    assert ids(site)["NF-STAGE-006"] == "fail"
+    staged = site.staged()
+    with site.open(clock) as opened, pytest.raises(MoveFailed, match="the disk of TEX-BACK-2 is mounted at"):
+        night.night(opened, BACK_GROUP)
+    assert site.staged() == staged
+    site.write_file(more="")  # the BACK group was renamed
+    assert "NF-STAGE-006" not in ids(site)
