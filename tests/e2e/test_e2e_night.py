@@ -304,7 +304,7 @@ def test_a_service_that_fails_over_during_stage_one_is_followed(site, failing):
     def stopped():
         # The cluster stops the service here and starts it on the passive node.
         owners = {"owners": {"TEX-MAIL-1": "TEX-PASS-1", BACK: "TEX-ACTV-1"}}
-        site.opened().site.cluster_state_path.write_text(json.dumps(owners))
+        site.opened().file.cluster_state_path.write_text(json.dumps(owners))
         return GroupStopping("TEX-MAIL-1 is being stopped on this node")
 
     attempts = failing("SG1/priv1", stopped, times=1)
