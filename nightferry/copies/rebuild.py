@@ -7,10 +7,12 @@ cut off leaves there is no catalog.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -412,16 +414,39 @@ def _in_order(found: Iterable[Found], catalog: Catalog) -> list[Found]:
     records = {one.image: _record_beside(one) for one in found}
     orders = {image.image: catalog.order_of(image.image) for image in catalog.images()}
     orders |= {name: record.order for name, record in records.items() if record is not None and record.order}
+    nights = _Nights(orders)
     placed = []
     for one in found:
         record = records[one.image]
         if record is not None and not record.order and NOTE in record.notes:
-            record = record.model_copy(update={"order": _order_beside(record, orders)})
+            record = record.model_copy(update={"order": nights.order_at(record.run)})
             one = replace(one, meta=record.model_dump_json(indent=1).encode())
         # Without a record it will be left out, and named.
         age = (record.order, record.started) if record is not None else (0, datetime.min.replace(tzinfo=UTC))
         placed.append((*age, one.image, one))
     return [one for *_, one in sorted(placed, key=lambda each: each[:3])]
+
+
+class _Nights:
+    """Which orders the images of each run have, by the runs' nights.
+
+    Args:
+        orders: Image → its order.
+    """
+
+    def __init__(self, orders: Mapping[str, int]) -> None:
+        self._of_run: dict[str, int] = {}
+        for name, order in orders.items():
+            run = parse_image_name(name).run
+            self._of_run[run] = max(order, self._of_run.get(run, 0))
+        runs = sorted(self._of_run, key=_night)
+        self._nights = [_night(run) for run in runs]
+        self._until = list(accumulate((self._of_run[run] for run in runs), max))
+
+    def order_at(self, run: str) -> int:
+        """The highest order of the run's own images, else of all from nights until its own; 0 when there is none."""
+        before = bisect_right(self._nights, _night(run))
+        return self._of_run.get(run) or (self._until[before - 1] if before else 0)
 
 
 def _record_beside(found: Found) -> ImageRecord | None:
@@ -430,14 +455,6 @@ def _record_beside(found: Found) -> ImageRecord | None:
     except ValidationError:
         return None
     return record if record.image == found.image else None
-
-
-def _order_beside(image: ImageRecord, orders: Mapping[str, int]) -> int:
-    """The order of the newest image that was made with this one, or before it; 0 when there is none."""
-    runs = {name: parse_image_name(name).run for name in orders}
-    own = [order for name, order in orders.items() if runs[name] == image.run]
-    before = [order for name, order in orders.items() if _night(runs[name]) <= _night(image.run)]
-    return max(own or before, default=0)
 
 
 def _night(run: str) -> tuple[str, int]:
