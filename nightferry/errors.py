@@ -167,6 +167,10 @@ class MediumDamaged(DestinationError):
     )
 
 
+class NotACartridge(MediumDamaged):
+    """What lies in a cartridge's place is none of ours, whatever drive looks: no drive is judged by it."""
+
+
 class Unavailable(DestinationError):
     """The destination does not answer for now."""
 

@@ -7,6 +7,9 @@ from nightferry.errors import ConfigError
 from nightferry.site.nodes import require_store
 from nightferry.staging.images import is_staged, staged_path
 
+MOST_IN_A_TABLE = 2_000
+"""Longer lists are plain lines: a table's columns are as wide as its widest row, so all of it would be drawn first."""
+
 
 def runs(*, back_group: str | None = None) -> None:
     """Lists the runs, the newest first.
@@ -198,7 +201,7 @@ def files(
     """
     from nightferry.cli.output import Column, table
     from nightferry.cli.restore import chosen_image
-    from nightferry.model.text import path_fields
+    from nightferry.model.text import path_fields, safe
     from nightferry.restore.restore import matching_rows
     from nightferry.site.opened import OpenSite
 
@@ -221,7 +224,7 @@ def files(
         found = list(matching_rows(site, record, patterns))
     if outcome:
         found = [row for row in found if row.outcome != "whole"]
-    documents = [
+    documents = (
         {
             **path_fields(row.path),
             "type": row.type,
@@ -231,13 +234,15 @@ def files(
             "outcome": row.outcome,
         }
         for row in found
-    ]
-    rows = [[row.type, row.size, row.outcome, row.path] for row in found]
-    shown = (
-        table(["type", Column("bytes", right=True), "outcome", "path"], rows)
-        if rows
-        else "every file of them came out whole"
-        if outcome
-        else "nothing to list"
     )
-    session.out.result({"image": record.image, "files": documents}, shown)
+    if session.out.as_json:
+        session.out.result({"image": record.image, "files": list(documents)})
+    elif len(found) > MOST_IN_A_TABLE:
+        session.out.result(
+            {}, *(f"{row.type:9} {row.size:15} {row.outcome:10} {safe(row.path)}" for row in found)
+        )
+    elif found:
+        rows = [[row.type, row.size, row.outcome, row.path] for row in found]
+        session.out.result({}, table(["type", Column("bytes", right=True), "outcome", "path"], rows))
+    else:
+        session.out.result({}, "every file of them came out whole" if outcome else "nothing to list")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from nightferry.copies.encode import open_copy
-from nightferry.copies.side_files import NotDescribed, require_described, side_files
+from nightferry.copies.side_files import NotDescribed, is_foreign, require_described, side_files
 from nightferry.errors import (
     BusyError,
     CatalogError,
@@ -124,7 +124,8 @@ def _require_data(
                 progress.advance(subject, done)
         if sample >= 1:
             _require_own_index(copy, bytes(tail), beside.index, image.size_bytes)
-            if copy.state in ("damaged", "suspect"):
+            # What this catalog indexed itself is proved by its digest; what others described must be as they say.
+            if copy.state in ("damaged", "suspect") or is_foreign(site, image):
                 _require_members(ImageReader(reader, chunks, index=beside.index), cancel)
 
 
@@ -141,7 +142,8 @@ def _require_own_index(copy: CopyRecord, tail: bytes, index: Content, size_bytes
 
 
 def _require_members(image: ImageReader, cancel: Cancel) -> None:
-    """Reads every member by its row: a copy that was found damaged by what a restore looks at is cleared by no less.
+    """Reads every member by its row: a copy that was found damaged by what a restore looks at, or whose index others
+    may have made, is cleared by no less.
 
     Raises:
         IntegrityError: a row and its member disagree.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -60,6 +61,9 @@ MOST_FOREIGN = 24
 """What is not ours is named up to so many times, and counted."""
 _LEFTOVERS = {"indexes"}
 """What a rebuild that was cut off left: it is written over."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -231,11 +235,27 @@ def _require_empty(to: str, contents: Iterable[str]) -> None:
         )
 
 
+def _or_note(read: Callable[[], T], otherwise: T, done: Rebuilt) -> T:
+    """What a destination says of itself; where something else lies in its place that is noted, and the copies of the
+    images tell what they know.
+
+    Raises:
+        DestinationError: it is away, or another try can help.
+    """
+    try:
+        return read()
+    except DestinationError as error:
+        if isinstance(error, Unavailable) or error.retryable:
+            raise
+        done.notes.append(error.message)
+        return otherwise
+
+
 def _marker(destination: Destination, done: Rebuilt) -> SiteMark | None:
     """Whose the destination is, as far as it says so."""
     if not isinstance(destination, Marked):
         return None
-    text = destination.marker()
+    text = _or_note(destination.marker, None, done)
     found = None if text is None else parse_marker(text)
     if text is not None and found is None:
         done.notes.append(f"{MARKER} at {destination.name} does not name its site")
@@ -337,7 +357,7 @@ def _take_in_beside(
     """What people decided, as it lies beside the copies: the newest of all, or what stands with each."""
     texts: list[bytes | MediumDamaged] = [one.records for one in found if one.records]
     if isinstance(destination, Marked):
-        texts += destination.records()
+        texts += _or_note(lambda: list(destination.records()), [], done)
     readable: list[Decisions] = []
     for text in texts:
         if isinstance(text, MediumDamaged):
@@ -360,7 +380,7 @@ def _newest_copy(
     destination: Destination, marker: SiteMark | None, done: Rebuilt, clock: Clock, cancel: Cancel
 ) -> tuple[Catalog, str]:
     """The newest copy of the catalog that can be read, in memory, and its digest; an empty one when there is none."""
-    names = destination.catalog_copies()
+    names = _or_note(destination.catalog_copies, list[str](), done)
     for place, name in enumerate(names):
         try:
             proved = _decode(destination, name, cancel)
@@ -621,7 +641,9 @@ def _add_cartridges(catalog: Catalog, destination: Destination, done: Rebuilt) -
 
     if not isinstance(destination, TapeDestination):
         return
-    for record in destination.cartridges():
+    cartridges = destination.cartridges()
+    done.notes += [f"{why}: it is left out" for _, why in sorted(destination.media.unread.items())]
+    for record in cartridges:
         known = catalog.latest(CartridgeRecord, record.subject)
         if known is None or known.label != record.label:
             catalog.append(record)

@@ -78,7 +78,7 @@ def side_files(site: OpenSite, image: ImageRecord) -> SideFiles:
     tried = []
     for place, found in _elsewhere(site, image):
         if isinstance(found, SideFiles) and image_digest(found.chunks, found.index) == image.digest:
-            if _is_foreign(site, image):
+            if is_foreign(site, image):
                 require_proved(found.index, "index", f"the index of {image.image} at {place}", site.cancel)
             log.warning("%s; reading them from %s", missing.message, place)
             _keep(site, image, found)
@@ -111,7 +111,7 @@ def side_files_of(
     return destination.side_file(location, "index", most_bytes=most_bytes, cancel=cancel), chunks
 
 
-def _is_foreign(site: OpenSite, image: ImageRecord) -> bool:
+def is_foreign(site: OpenSite, image: ImageRecord) -> bool:
     """Whether others may have made the image's record, and so its index: a rebuild took it from a destination. What
     this catalog recorded itself is proved by its digest."""
     catalog = site.catalog

@@ -20,7 +20,10 @@ from blake3 import blake3
 from nightferry.catalog.query import Catalog
 from nightferry.copies.delivery import deliver_catalog
 from nightferry.copies.verify import verify_copies
-from nightferry.errors import NightferryError
+from nightferry.errors import IntegrityError, NightferryError
+from nightferry.image.index import IndexRow
+from nightferry.image.reader import ImageReader
+from nightferry.image.tar import Member
 from nightferry.model.records import CopyRecord, ImageRecord
 from nightferry.progress import QUIET, Cancel
 from nightferry.retention import expire
@@ -278,6 +281,7 @@ def test_one_odd_file_stops_no_rebuild(
     (first, second) = sorted((site.objects / "images").iterdir())
     victims = [first / name for name in ("meta.json", "copy.json", "origin.json", "index", "chunks")]
     victims += sorted((site.objects / "catalog").iterdir()) + sorted((site.objects / "records").iterdir())
+    victims.append(site.objects / "site.json")
     before = peak_bytes()
     for number, victim in enumerate(victims):
         BEFORE[victim] = victim.read_bytes()
@@ -286,7 +290,7 @@ def test_one_odd_file_stops_no_rebuild(
         place = site.home / f"catalog{number}"
         ran = nightferry(site.file, "catalog", "rebuild", "--copy", "folder", "--to", place, "--json")
         assert ran.code == 3, f"{victim}: {ran.out}{ran.err}"
-        assert victim.parent.name in ran.out
+        assert victim.parent.name in ran.out or victim.name in ran.out
         copies = {copy.image: copy.state for copy in Catalog(place, node="n").all(CopyRecord)}
         assert second.name in copies
         if victim.name == "origin.json":
@@ -297,6 +301,52 @@ def test_one_odd_file_stops_no_rebuild(
             victim.unlink()
         victim.write_bytes(BEFORE[victim])
     assert peak_bytes() < before + (300 << 20), "nothing of 12 GiB was read"
+
+
+@pytest.mark.parametrize("name", ["catalog", "records"])
+def test_a_link_in_the_place_of_a_folder_of_ours_stops_no_rebuild(
+    make_site: MakeSite, nightferry: Command, name: str
+) -> None:
+    site = make_site(copies=("folder",))
+    clock = HandClock()
+    with site.open(clock) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+        deliver_catalog(opened, "folder", clock.now())
+    lose(site)
+    (site.objects / name).rename(site.home / "elsewhere")
+    (site.objects / name).symlink_to(site.home / "elsewhere")
+    ran = nightferry(
+        site.file, "catalog", "rebuild", "--copy", "folder", "--to", site.home / "again", "--json"
+    )
+    assert ran.code == 3, ran.out + ran.err
+    assert any("symbolic link" in note for note in ran.document["notes"])
+    assert len(Catalog(site.home / "again", node="n").all(CopyRecord)) == 2
+
+
+def test_verify_compares_rows_with_members_where_others_may_have_made_the_index(
+    make_site: MakeSite, nightferry: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(copies=("folder",))
+    with site.open(HandClock()) as opened:
+        assert night.night(opened, BACK_GROUP).result == "whole"
+
+    def disagrees(image: ImageReader, row: IndexRow) -> Member:
+        raise IntegrityError(f"the index says {row.path!r}; something else is there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ImageReader, "member", disagrees)
+        assert nightferry(site.file, "verify").code == 0, "what this catalog indexed itself"
+    lose(site)
+    assert (
+        nightferry(site.file, "catalog", "rebuild", "--copy", "folder", "--to", site.home / "catalog").code
+        == 0
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(ImageReader, "member", disagrees)
+        ran = nightferry(site.file, "verify", "--json")
+        assert ran.code == 30
+        assert {copy["state"] for copy in ran.document["copies"]} == {"damaged"}
+    assert nightferry(site.file, "verify").code == 0
 
 
 def test_twenty_thousand_foreign_names_are_counted_and_the_first_are_named(make_site: MakeSite) -> None:
@@ -368,3 +418,37 @@ def test_a_restore_says_where_a_rebuilt_catalog_came_from_until_it_is_accepted(
     assert nightferry(site.file, "catalog", "accept", "--yes").code == 0
     ran = nightferry(site.file, "restore", "store", "SG1/b", "--to", site.home / "again")
     assert (ran.code, said in ran.err) == (0, False), ran.err
+
+
+@pytest.mark.parametrize("odd", [_fifo, _sparse, _folder])
+def test_one_odd_cartridge_stops_no_rebuild_and_is_damage_to_a_check(
+    make_site: MakeSite, nightferry: Command, odd: Callable[[Path], None], tmp_path: Path
+) -> None:
+    site, clock = make_site(copies=("tape",), cartridge="4 MiB"), HandClock()
+    with site.open(clock) as opened:
+        night.nights(opened, clock, 4)
+        on_second = {
+            copy.image
+            for copy in opened.catalog.all(CopyRecord)
+            if "A00002L9" in [part["barcode"] for part in copy.location["parts"]]
+        }
+    marks = site.library / "cartridges/A00001L9/marks"
+    whole = marks.read_bytes()
+    marks.unlink()
+    odd(marks)
+    lose(site)
+    ran = nightferry(site.file, "catalog", "rebuild", "--copy", "tape", "--to", site.home / "again", "--json")
+    assert ran.code == 3, ran.out + ran.err
+    assert [note.split()[0] for note in ran.document["notes"]] == ["A00001L9"]
+    found = {copy.image for copy in Catalog(site.home / "again", node="n").all(CopyRecord)}
+    assert found
+    assert found <= on_second
+    if marks.is_dir():
+        marks.rmdir()
+    else:
+        marks.unlink()
+    marks.write_bytes(whole)
+    whole_again = nightferry(
+        site.file, "catalog", "rebuild", "--copy", "tape", "--to", tmp_path / "whole", "--json"
+    )
+    assert (whole_again.code, whole_again.document["images"]) == (0, 8)

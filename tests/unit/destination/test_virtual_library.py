@@ -13,7 +13,7 @@ import pytest
 from nightferry.destination.tape.drives.base import TapeDrive
 from nightferry.destination.tape.library.changer import UNREADABLE, Address, Element
 from nightferry.destination.tape.library.virtual import VirtualLibrary, open_virtual
-from nightferry.errors import DestinationError, WriteProtected
+from nightferry.errors import DestinationError, MediumDamaged, WriteProtected
 
 MIB = 1 << 20
 SLOT, DRIVE, PORT = Address("slot", 0), Address("drive", 0), Address("port", 0)
@@ -113,6 +113,51 @@ def test_a_file_of_the_library_that_is_not_what_it_should_be_is_named(
     damage(path / name)
     with pytest.raises(DestinationError, match=rf"{name} is not what a virtual library has there"):
         open_virtual(path, 1, 2, 8 * MIB).changer.inventory()
+
+
+def test_nothing_is_written_through_a_link_in_the_place_of_the_drives_folder(tmp_path: Path) -> None:
+    path = tmp_path / "library"
+    open_virtual(path, 1, 2, 8 * MIB).close()
+    precious = tmp_path / "elsewhere" / "0.lock"
+    (path / "drives").rename(precious.parent)
+    precious.write_text("precious")
+    (path / "drives").symlink_to(precious.parent)
+    library = open_virtual(path, 1, 2, 8 * MIB)
+    for attempt in (lambda: library.try_lock(0), library.drives[0].alerts):
+        with pytest.raises(DestinationError, match="symbolic link"):
+            attempt()
+    assert [file.name for file in precious.parent.iterdir()] == ["0.lock"]
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["0.alerts", "0.lock"])
+def test_a_fifo_in_the_place_of_a_drives_file_holds_nobody_up(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "library"
+    library = open_virtual(path, 1, 2, 8 * MIB)
+    os.mkfifo(path / "drives" / name)
+    with pytest.raises(DestinationError, match="FIFO"):
+        library.drives[0].alerts() if name == "0.alerts" else library.try_lock(0)
+
+
+@pytest.mark.parametrize("damage", ["fifo", "link", "sparse"])
+def test_what_is_no_file_of_ours_on_a_cartridge_is_the_cartridges_damage(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "library"
+    library = open_virtual(path, 1, 2, 8 * MIB)
+    loaded(library).write_record(b"kept")
+    library.drives[0].write_filemarks(1)
+    library.drives[0].unload()
+    folder = path / "cartridges/A00001L9"
+    if damage == "link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif damage == "fifo":
+        (folder / "marks").unlink()
+        os.mkfifo(folder / "marks")
+    else:
+        os.truncate(folder / "marks", 12 << 30)
+    with pytest.raises(MediumDamaged) as refused:
+        library.drives[0].load()
+    assert refused.value.subject == "A00001L9"
 
 
 def test_a_full_port_and_one_that_is_not_there_are_refused(library: VirtualLibrary) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nightferry.transfer.regular import open_regular
+
 _log = logging.getLogger(__name__)
 
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
@@ -77,12 +79,12 @@ def try_lock(path: Path, token: str) -> FileLock | None:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            return open_regular(path)
         except FileNotFoundError:
             raise error from None
 
@@ -90,7 +92,7 @@ def _open(path: Path) -> int:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds the lock of ``path`` for a short critical section, waiting for it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from nightferry.destination.durable import (
@@ -20,10 +22,10 @@ from nightferry.destination.tape.drives.base import (
     Waiting,
     no_waiting,
 )
-from nightferry.errors import DestinationError, MediumDamaged, Unavailable, WriteProtected
-from nightferry.transfer.below import open_folder
+from nightferry.errors import DestinationError, MediumDamaged, NotACartridge, Unavailable, WriteProtected
+from nightferry.transfer.below import LINK, folder_below, name_really, open_folder
 from nightferry.transfer.durable import remove_dead_drafts, replace_file, sync_folder, write_all
-from nightferry.transfer.regular import open_regular, read_regular
+from nightferry.transfer.regular import NO_FILE, open_regular, read_regular
 
 _MARKS = "marks"
 PROTECTED, WORM = "write-protected", "worm"
@@ -108,6 +110,27 @@ def uniform(size_bytes: int) -> Runs:
     return Runs([run for run in ((RECORD_BYTES, whole), (rest, 1 if rest else 0)) if run[1]])
 
 
+_MOST_ALERTS_BYTES = 64 << 10
+_NOT_OURS = frozenset({LINK, NO_FILE, errno.EFBIG})
+"""What is said of something else in the place of a file or folder of ours."""
+
+
+@contextmanager
+def _of_the_cartridge(where: str, barcode: str) -> Iterator[None]:
+    """What is no file of ours on a cartridge is the cartridge's damage: any drive would meet it.
+
+    Raises:
+        NotACartridge: something else lies in the place of a file or folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
+        name_really(error)
+        raise NotACartridge(f"{where}: {error.strerror} ({error.filename})", subject=barcode) from error
+
+
 class VirtualDrive:
     """See ``TapeDrive``. Opens the cartridge that the changer put in when it is loaded.
 
@@ -171,10 +194,11 @@ class VirtualDrive:
         barcode = self._occupant()
         if not barcode:
             raise Unavailable(f"drive {self._number} is empty", subject=f"drive {self._number}")
-        with os_errors(f"{barcode} in drive {self._number}"):
+        where = f"{barcode} in drive {self._number}"
+        with os_errors(where), _of_the_cartridge(where, barcode):
             self._folder_fd = self._opened_folder(barcode)
         try:
-            with os_errors(f"{barcode} in drive {self._number}"):
+            with os_errors(where), _of_the_cartridge(where, barcode):
                 self._read_marks(barcode)
         except BaseException:
             self._close_folder()
@@ -198,7 +222,8 @@ class VirtualDrive:
         """What the cartridge is, and which records are on it; a cleaning one cleans."""
         folder = self._folder
         if barcode.startswith(CLEANER):
-            self._alerts.unlink(missing_ok=True)
+            with self._alerts_folder() as drives:
+                (drives / self._alerts.name).unlink(missing_ok=True)
             return
         self._protected, self._worm = (folder / PROTECTED).exists(), (folder / WORM).exists()
         try:
@@ -243,7 +268,17 @@ class VirtualDrive:
 
     def alerts(self) -> tuple[str, ...]:
         with os_errors(f"drive {self._number}"):
-            return tuple(self._alerts.read_text().split("\n")[:-1]) if self._alerts.exists() else ()
+            try:
+                with self._alerts_folder() as drives:
+                    text = read_regular(drives / self._alerts.name, _MOST_ALERTS_BYTES)
+            except FileNotFoundError:
+                return ()
+        return tuple(text.decode(errors="replace").split("\n")[:-1])
+
+    def _alerts_folder(self) -> AbstractContextManager[Path]:
+        """The library's folder of drives, by its descriptor."""
+        folder = self._alerts.parent
+        return folder_below(folder.parent, [folder.name])
 
     def is_write_protected(self) -> bool:
         self._loaded()
@@ -302,7 +337,7 @@ class VirtualDrive:
             raise MediumDamaged(
                 f"{where} has {size} bytes, more than the {limit} asked for", subject=self._barcode
             )
-        with os_errors(where):
+        with os_errors(where), _of_the_cartridge(where, self._barcode):
             try:
                 data = os.pread(self._open_for_reading(), size, offset)
             except FileNotFoundError as error:

@@ -14,7 +14,7 @@ from nightferry.destination.tape.drives.base import (
     Waiting,
     no_waiting,
 )
-from nightferry.errors import DestinationError, MediumFull
+from nightferry.errors import DestinationError, MediumFull, NotACartridge
 
 T = TypeVar("T")
 _REMEMBERED = 8
@@ -32,8 +32,9 @@ class WatchedDrive:
         self._raised: deque[BaseException] = deque(maxlen=_REMEMBERED)
 
     def raised(self, error: BaseException) -> bool:
-        """Whether the drive raised this very error lately. That a cartridge is full is not an error of a drive."""
-        return any(error is each for each in self._raised)
+        """Whether the drive raised this very error lately. That a cartridge is full, or none, is not an error of a
+        drive."""
+        return any(error is each for each in self._raised) and not isinstance(error, NotACartridge)
 
     @property
     def number(self) -> int:

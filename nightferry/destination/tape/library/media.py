@@ -16,7 +16,7 @@ from nightferry.destination.tape.format.layout import Trailer
 from nightferry.destination.tape.library.bays import Bays
 from nightferry.destination.tape.library.changer import Address, doubled
 from nightferry.destination.tape.library.stock import Stock
-from nightferry.errors import MediumDamaged, WrongCartridge
+from nightferry.errors import MediumDamaged, NotACartridge, WrongCartridge
 from nightferry.model.findings import Finding
 from nightferry.model.records import CartridgeRecord
 from nightferry.progress import Cancel
@@ -92,6 +92,8 @@ class Media:
         self._stock = stock
         self._clock = clock
         self._walked: dict[str, _Walked] = {}
+        self.unread: dict[str, str] = {}
+        """Cartridges that were walked, and in whose place something else lies: barcode → what."""
         self._cancel = cancel
 
     def inventory(self) -> list[MediumView]:
@@ -243,6 +245,7 @@ class Media:
     def forget(self) -> None:
         """Reads the media again when next asked."""
         self._walked.clear()
+        self.unread.clear()
 
     def _barcodes(self) -> list[str]:
         return [e.barcode for e in self._bays.inventory() if e.barcode and self._stock.pool.holds(e.barcode)]
@@ -256,19 +259,22 @@ class Media:
         if barcode in self._walked:
             return self._walked[barcode]
         label, trailers = None, []
-        with self._bays.reading(barcode, self._cancel) as bay:
-            try:
-                cartridge = Cartridge(bay.drive, barcode)
-                if cartridge.label is not None and cartridge.label.pool == self._stock.pool.name:
-                    label = cartridge.label
-                    for _, trailer, members, _ in cartridge.walk():
-                        if trailer is not None:
-                            told = {name: members[name] for name in _DESCRIBING if name in members}
-                            trailers.append((trailer, told))
-            except (WrongCartridge, MediumDamaged) as error:
-                _log.warning("reading of %s stops here: %s", barcode, error)
-            finally:
-                bay.forget()
+        try:
+            with self._bays.reading(barcode, self._cancel) as bay:
+                try:
+                    cartridge = Cartridge(bay.drive, barcode)
+                    if cartridge.label is not None and cartridge.label.pool == self._stock.pool.name:
+                        label = cartridge.label
+                        for _, trailer, members, _ in cartridge.walk():
+                            if trailer is not None:
+                                told = {name: members[name] for name in _DESCRIBING if name in members}
+                                trailers.append((trailer, told))
+                except (WrongCartridge, MediumDamaged) as error:
+                    _log.warning("reading of %s stops here: %s", barcode, error)
+                finally:
+                    bay.forget()
+        except NotACartridge as error:
+            self.unread[barcode] = error.message
         self._walked[barcode] = _Walked(label, tuple(trailers))
         return self._walked[barcode]
 

@@ -27,6 +27,7 @@ from nightferry.destination.tape.library.changer import (
 from nightferry.errors import ConfigError, DestinationError, Unavailable
 from nightferry.model.findings import Finding
 from nightferry.model.names import BARCODE
+from nightferry.transfer.below import folder_below, open_folder
 from nightferry.transfer.durable import (
     DRAFT_PREFIX,
     durable_rename,
@@ -166,8 +167,7 @@ class VirtualChanger:
                 raise DestinationError(f"{barcode} is in the library already", subject=barcode)
             for at, element in enumerate(elements):
                 if element.address.kind == "slot" and not element.barcode:
-                    (self._root / "cartridges" / barcode).mkdir(mode=0o700, exist_ok=True)
-                    sync_folder(self._root / "cartridges")
+                    _make_folder(self._root, "cartridges", barcode)
                     elements[at] = Element(element.address, barcode)
                     _write_elements(self._root, elements)
                     return element.address
@@ -205,8 +205,8 @@ class VirtualLibrary:
         return self._cartridge_bytes
 
     def try_lock(self, number: int) -> FileLock | None:
-        with os_errors(f"drive {number} of {self._path}"):
-            return try_lock(self._path / "drives" / f"{number}.lock", self._token)
+        with os_errors(f"drive {number} of {self._path}"), folder_below(self._path, ["drives"]) as drives:
+            return try_lock(drives / f"{number}.lock", self._token)
 
     def check(self) -> list[Finding]:
         return unreadable_barcodes(self.name, self.changer.inventory(), "rename the folder to its barcode")
@@ -250,8 +250,8 @@ def create(
         if not path.exists():
             path.mkdir(mode=0o700)
             sync_folder(path.parent)
-        for folder in (path / "drives", path / "cartridges", *(path / "cartridges" / b for b in barcodes)):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        for names in (["drives"], ["cartridges"], *(["cartridges", barcode] for barcode in barcodes)):
+            _make_folder(path, *names)
         places = [
             Element(Address("slot", n), b) for n, b in enumerate([*barcodes, *[""] * (slots - len(barcodes))])
         ]
@@ -307,8 +307,8 @@ def open_virtual(path: Path, drives: int, slots: int, cartridge_bytes: int, port
             _grow(path, drives, slots)
             _write_about(path, drives, slots, cartridge_bytes)
     with os_errors(f"library {path}"):
-        for folder in (path / "ports", *(path / "ports" / str(number) for number in range(ports))):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        for number in range(ports):
+            _make_folder(path, "ports", str(number))
     return VirtualLibrary(path)
 
 
@@ -323,8 +323,7 @@ def _grow(path: Path, drives: int, slots: int) -> None:
             elements[Address("slot", number)] = Element(
                 Address("slot", number), "" if barcode in known else barcode
             )
-            (path / "cartridges" / barcode).mkdir(mode=0o700, exist_ok=True)
-    sync_folder(path / "cartridges")
+            _make_folder(path, "cartridges", barcode)
     for number in range(drives):
         elements.setdefault(Address("drive", number), Element(Address("drive", number)))
     _write_elements(
@@ -344,6 +343,11 @@ _OURS = {"drives", "cartridges", "ports", "elements.json", "changer.lock"}
 def _check_barcode(barcode: str) -> None:
     if not re.fullmatch(BARCODE, barcode):
         raise ConfigError(f"not a barcode: {barcode!r}", subject=barcode)
+
+
+def _make_folder(root: Path, *names: str) -> None:
+    """Makes a folder below the library durably, through no symbolic link; one that is there is fine."""
+    os.close(open_folder(root, names, mode=0o700))
 
 
 def _folders_in(path: Path) -> list[str]:
