@@ -105,10 +105,11 @@ def _from_file(name: str) -> SecretStr:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(f"cannot read the secret {subject}: {error.strerror}", subject=subject) from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise ConfigError(f"the secret {subject} is not a regular file", subject=subject)
     with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"the secret {subject} is not a regular file", subject=subject)
         if status.st_mode & 0o177 or status.st_uid not in (0, os.geteuid()):
             raise ConfigError(
                 f"the secret {subject} is open to others: "

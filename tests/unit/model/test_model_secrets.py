@@ -3,9 +3,10 @@
 import os
 
 import pytest
+from pydantic import BaseModel
 
 from nightferry.errors import ConfigError
-from nightferry.model.secrets import resolve_secret, use_blocks
+from nightferry.model.secrets import known_secrets, resolve_secret, use_blocks
 
 PLANTED = "hunter2-planted"
 
@@ -40,6 +41,18 @@ def test_a_fifo_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(path, 0o600)
     with pytest.raises(ConfigError, match="not a regular file"):
         resolve_secret(f"file:{path}")
+
+
+def test_a_folder_is_refused_and_the_url_of_one_hides_no_other_secret(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        resolve_secret(f"file:{tmp_path}")
+    monkeypatch.setenv("NF_TEST_SECRET", "of-the-bucket")
+
+    class Settings(BaseModel):
+        url: str = f"file://{tmp_path}"
+        secret_key: str = "env:NF_TEST_SECRET"
+
+    assert "of-the-bucket" in known_secrets(Settings())
 
 
 def test_an_empty_or_missing_secret_is_refused(tmp_path):
